@@ -153,7 +153,9 @@ class CaptureFolders:
     def add(self, capture: Capture) -> None:
         """Make the folder of a capture."""
         with full_disk_refused():
-            self.folder(capture.id).mkdir(parents=True)
+            folder = self.folder(capture.id)
+            folder.mkdir(parents=True)
+            (folder / INDEX).touch()
             self.write_record(capture)
 
     def remove(self, capture_id: str) -> None:
@@ -205,7 +207,7 @@ class CaptureWriter:
         lines = b"".join(map(_index_lines, some))
         count, totals = before.rows, self._totals
         with full_disk_refused():
-            with (self._folder / INDEX).open("r+b" if before.index_bytes else "wb") as index:
+            with (self._folder / INDEX).open("r+b") as index:
                 index.truncate(before.index_bytes)
                 index.seek(before.index_bytes)
                 index.write(lines)

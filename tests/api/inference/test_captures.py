@@ -32,6 +32,7 @@ SITES = [
     {"site": "resid_post", "layers": [1, 3]},
     {"site": "hook_z", "layers": [2], "heads": [4, 0]},
 ]
+ABLATED = {"op": "ablate", "feature": {"index": 1}}
 TEXTS = [
     "The boat sailed over the waves",
     "A whale swam near the ship while the sailor saw the lighthouse and the harbour in the rain of the night",
@@ -489,6 +490,7 @@ def test_a_capture_outlasts_its_engine_and_its_service(start: Start, tmp_path: P
         ({"texts": None, "corpus_id": "corpus_1"}, "CORPUS_NOT_FOUND", None),
         ({"texts": None, "local_path": "/nowhere.jsonl"}, "INVALID_LOCAL_PATH", None),
         ({"dtype": "int8"}, "VALIDATION_ERROR", "body.dtype"),
+        ({"positions": {"tokens": [10**30]}}, "INVALID_PARAMETER", "positions.tokens[0]"),
     ],
     ids=str,
 )
@@ -556,6 +558,33 @@ def test_of_a_conversation_the_messages_of_a_role_are_read(
     assert len({one["context"] for one in lines}) == (1 if context == 64 else 3)
     bad = [{"role": "nobody", "content": 3}]
     assert live.error("POST", PATH, body(texts=None, messages=bad))[1] == "VALIDATION_ERROR"
+
+
+def test_what_no_record_can_have_is_refused(live: Running) -> None:
+    edits = {"edits": [ABLATED | {"positions": {"after_text": "\ud800"}}]}
+    for field, value in (("interventions", edits), ("text_field", "\ud800")):
+        sent = json.dumps(body(**{field: value}))
+        json_type = {"content-type": "application/json"}
+        answer = live.http.post(PATH, content=sent, headers=json_type)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
+
+
+def test_nothing_to_read_is_a_capture_without_rows(live: Running) -> None:
+    for name, fields in (("empty", {"texts": [""]}), ("none", {"positions": {"tokens": [1999]}})):
+        made = capture(live, name=name, **fields)
+        assert (made["rows"], made["stored_bytes"]) == (0, 0)
+        assert [one["name"] for one in made["files"]] == ["capture.json", "index.jsonl"]
+        assert [one["norm"] for one in made["sites"]] == [None] * 3
+
+
+def test_a_text_that_edits_do_not_fit_is_named(live: Running) -> None:
+    edits = [ABLATED | {"positions": {"prompt_positions": [12]}}]
+    asked = body(interventions={"edits": edits}, texts=[TEXTS[1], TEXTS[0]])
+    _, code, details = live.error("POST", f"{PATH}?wait=true", asked)
+    assert (code, details["param"]) == (
+        "INVALID_PARAMETER",
+        "texts[0]",
+    )  # its last context is short
 
 
 def test_a_capture_runs_beside_requests(live: Running) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, answered
-from steerserve.api.envelope import RequestBody, check_source, success
+from steerserve.api.envelope import RequestBody, check_source, encoded, success
 from steerserve.api.inference.corpora import CONTEXT_MAXIMUM, TEXTS_MAXIMUM
 from steerserve.api.inference.tokens import (
     Conversation,
@@ -59,7 +59,7 @@ _CONTENT: dict[int | str, dict[str, object]] = {
 class CaptureSite(RequestBody):
     """A site of the model, at layers that have it. `heads` limits a site with heads to these."""
 
-    site: str
+    site: Written
     layers: Numbers | Literal["all"]
     heads: Numbers | None = None
 
@@ -68,7 +68,7 @@ class CaptureBody(RequestBody):
     """The values of `sites` at `positions` of texts. The texts are one of `texts`, `messages` (one conversation),
     `corpus_id`, `local_path` and `repo_id`, as those of a corpus. Each is cut into contexts of `context` tokens."""
 
-    name: Annotated[str, Field(min_length=1, max_length=120)]
+    name: Annotated[Written, Field(min_length=1, max_length=120)]
     texts: (
         Annotated[
             list[Written | Conversation],
@@ -77,13 +77,13 @@ class CaptureBody(RequestBody):
         | None
     ) = None
     messages: Conversation | None = None
-    corpus_id: Annotated[str, Field(min_length=1, max_length=50)] | None = None
-    local_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    repo_id: Annotated[str, Field(min_length=1, max_length=255)] | None = None
-    file_path: Annotated[str, Field(min_length=1, max_length=500)] | None = None
-    revision: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    corpus_id: Annotated[Written, Field(min_length=1, max_length=50)] | None = None
+    local_path: Annotated[Written, Field(min_length=1, max_length=500)] | None = None
+    repo_id: Annotated[Written, Field(min_length=1, max_length=255)] | None = None
+    file_path: Annotated[Written, Field(min_length=1, max_length=500)] | None = None
+    revision: Annotated[Written, Field(min_length=1, max_length=100)] | None = None
     hub_token: SecretStr | None = None
-    text_field: Annotated[str, Field(min_length=1, max_length=100)] = "text"
+    text_field: Annotated[Written, Field(min_length=1, max_length=100)] = "text"
     sites: Annotated[list[CaptureSite], Field(min_length=1, max_length=SITES_MAXIMUM)]
     positions: Annotated[object, WithJsonSchema(_POSITIONS)] = "all"
     dtype: Dtype = "float32"
@@ -163,6 +163,8 @@ def _asked(body: CaptureBody, client: str, settings: Settings) -> CaptureRequest
     }
     hub_token = body.hub_token.get_secret_value() if body.hub_token else None
     sites = [one.model_dump() for one in body.sites]
+    for field in ("positions", "interventions"):
+        _check_kept(field, getattr(body, field))
     return CaptureRequest(
         name=body.name,
         said=CaptureSource(kind=kind, corpus_id=body.corpus_id, **file),
@@ -186,6 +188,18 @@ def _asked(body: CaptureBody, client: str, settings: Settings) -> CaptureRequest
             "interventions": body.interventions,
         },
     )
+
+
+def _check_kept(field: str, sent: object) -> None:
+    """Check that the record of a capture can have a value as it was sent.
+
+    Raises:
+        Refusal: VALIDATION_ERROR for half of a surrogate pair, and for a whole number beyond 64 bits.
+    """
+    try:
+        encoded(sent)
+    except (UnicodeEncodeError, OverflowError):
+        raise invalid_field(field, "has a text or a number that no file can have") from None
 
 
 def _positions(sent: object) -> Positions:
