@@ -346,7 +346,7 @@ def _partial(shard: Path) -> Path:
 def _header(capture: Capture, rows: int) -> bytes:
     """The header of a shard with so many rows: 8 bytes of length, then JSON."""
     name, size = DTYPES[capture.dtype]
-    tensors: dict[str, object] = {"__metadata__": {"capture_id": capture.id}}
+    tensors: dict[str, object] = {}
     offset = 0
     for site in capture.sites:
         end = offset + rows * site.width * size

@@ -33,7 +33,7 @@ LAND = [
 ] * 2
 GROUPS = {"positives": SEA, "negatives": LAND}
 FEATURE = {"index": 90}
-OF_THIS_SERVICE = ("id", "sae_id", "corpus_id", "created_at", "finished_at")
+OF_THIS_SERVICE = ("id", "sae_id", "corpus_id", "capture_id", "created_at", "finished_at")
 
 
 def answers(live: Running) -> dict[str, Any]:
@@ -51,6 +51,13 @@ def answers(live: Running) -> dict[str, Any]:
     feature = f"/api/saes/{sae_id}/features"
     found = {"contrast": job("/api/features/contrast", **GROUPS)}
     found["corpus"] = job("/api/corpora", name="sea", source="inline", texts=SEA + LAND, context=8)
+    sites = [{"site": "resid_post", "layers": "all"}]
+    found["capture"] = job("/api/captures", name="sea", texts=SEA + LAND, context=8, sites=sites)
+    files = f"/api/captures/{found['capture']['capture_id']}/files"
+    found["rows"] = [
+        live.http.get(f"{files}/{name}").content.hex()
+        for name in ("index.jsonl", "shard-00000.safetensors")
+    ]
     firing = [one["index"] for one in found["contrast"]["features"][:3]]
     found["statistics"] = [live.data("GET", f"{feature}/{index}") for index in firing]
     found["effects"] = job(
