@@ -111,6 +111,50 @@ def test_a_job_keeps_no_beginning_of_its_prompts(llama: Checkpoint) -> None:
     assert prefixes.tokens == 0
 
 
+def test_a_pass_over_rows_of_jobs_ends_at_the_last_site_that_one_reads(llama: Checkpoint) -> None:
+    """Unless another row is in the pass, or a row reads nothing in it."""
+    last, rest = llama.layers - 1, at(prompt_positions=(-1,))
+    called: list[int] = []
+    hook = site_of(llama, last).hook(lambda value: called.append(value.shape[1]))
+    try:
+        alone = Bench(llama)
+        alone.read_raw(1, TEXTS, of_job((RESID_POST, 0)))
+        alone.read_raw(2, TEXTS, of_job(("mlp_out", 0)))
+        alone.run()
+        assert called == []
+        beside = Bench(llama)
+        beside.read_raw(1, TEXTS, of_job((RESID_POST, 0)))
+        beside.read_raw(2, TEXTS, of_job((RESID_POST, last), positions=rest))
+        beside.ask(3, words(9), max_tokens=2)
+        beside.run()
+        assert called
+    finally:
+        hook.remove()
+    for choice, text in enumerate(TEXTS):
+        (first,), (second,) = whole(alone, choice)[0], whole(beside, choice)[0]
+        np.testing.assert_allclose(numbers(first), numbers(second), rtol=2e-2, atol=2e-2)
+        (end,) = whole(beside, choice, 2)[0]
+        (expected,) = own(llama, text.ids, (RESID_POST, last))
+        np.testing.assert_allclose(numbers(end)[0], expected[-1].float(), rtol=2e-2, atol=2e-2)
+
+
+def test_a_long_prompt_that_is_read_in_parts_has_the_values_of_one_pass(llama: Checkpoint) -> None:
+    """A part of it in which nothing is wanted is read to the last layer."""
+    long, short = [Tokens([5 + at % 90 for at in range(size)]) for size in (200, 9)]
+    bench, deep = Bench(llama), (RESID_POST, llama.layers - 1)
+    bench.ask(1, words(20), max_tokens=30)
+    bench.step()
+    bench.batch._shared._step_seconds = 1e-9
+    bench.read_raw(2, [long], of_job(deep, positions=at("last_prompt")))
+    bench.read_raw(3, [short], of_job((RESID_POST, 0)))
+    bench.run()
+    ((end,), _), ((first,), _) = whole(bench, 0, 2), whole(bench, 0, 3)
+    for text, place, read in ((long, deep, end), (short, (RESID_POST, 0), first)):
+        (expected,) = own(llama, text.ids, place)
+        values = numbers(read)
+        np.testing.assert_allclose(values, expected.float()[-len(values) :], rtol=2e-2, atol=2e-2)
+
+
 def test_what_the_model_does_not_have_is_refused_by_its_place(llama: Checkpoint) -> None:
     where = "return_activations_raw.sites[0]"
     for form, place in (

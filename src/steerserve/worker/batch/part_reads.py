@@ -3,6 +3,7 @@ the copies after the pass."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,6 +14,7 @@ from steerserve.parts.row_part import Copied, Read, Reader, RowPart, SaeRead, Si
 from steerserve.worker.batch.planned import Pass
 from steerserve.worker.hooks.called_sites import PlaceName
 from steerserve.worker.hooks.places import Catch, Catches, SiteCatches, name_of
+from steerserve.worker.model.results import PassEnded, Status
 from steerserve.worker.rows.rows import BatchRow
 
 
@@ -83,10 +85,13 @@ class PartReads:
 
     def __init__(self) -> None:
         self._copies: dict[Reader, dict[Read, _Copy]] = {}
+        self._is_read_by_all = True
 
-    def expect(self, planned: Pass) -> Catches:
-        """What copies the values that the parts of the rows read in this pass."""
+    def expect(self, planned: Pass, *, may_end: bool = False) -> Catches:
+        """What copies the values that the parts of the rows read in this pass. Where it `may_end`, the last copy ends
+        it, unless a part reads nothing of it: a later pass may read this row at a later site."""
         self._copies = {}
+        self._is_read_by_all = True
         for place, (row, (start, count)) in enumerate(
             zip(planned.rows, planned.spans, strict=True)
         ):
@@ -104,6 +109,8 @@ class PartReads:
                     caught = sites.setdefault(name_of(site), SiteCatches(site))
                     catches = caught.before if read.is_before else caught.after
                     catches.append(partial(copy.copy, number))
+        if may_end and self._is_read_by_all and not saes:
+            _end_after(list(sites.values()))
         return Catches(saes, sites)
 
     def _expect(
@@ -114,8 +121,9 @@ class PartReads:
             low, high = part.span(read, start, end)
         except Exception as error:
             _Copy(reader, read, [row], [part]).fail(error)
-            return
+            low = high
         if low >= high:
+            self._is_read_by_all = False
             return
         copies = self._copies.setdefault(reader, {})
         copy = copies.get(read) or copies.setdefault(read, _Copy(reader, read))
@@ -139,3 +147,24 @@ class PartReads:
     def discard(self) -> None:
         """The pass has failed or was stopped: drop what was copied. A pass that was stopped runs again."""
         self._copies = {}
+
+
+def _end_after(sites: Sequence[SiteCatches]) -> None:
+    """Let the last of these copies end the pass."""
+    left = sum(len(site.before) + len(site.after) for site in sites)
+
+    def counted(catch: Catch) -> Catch:
+        def copy(value: Tensor, delta: Tensor | None) -> None:
+            nonlocal left
+            catch(value, delta)
+            left -= 1
+            if not left:
+                raise PassEnded(Status.READ)
+
+        return copy
+
+    for site in sites:
+        site.before, site.after = (
+            [counted(one) for one in site.before],
+            [counted(one) for one in site.after],
+        )

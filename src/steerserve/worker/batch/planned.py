@@ -28,6 +28,7 @@ class Pass:
             than those after its last token.
         with_sums: whether a row needs the sum of the last hidden layer.
         is_only_read: nobody needs the logits. The pass may end at the last site that a row reads.
+        is_for_parts: all rows are read for their parts alone. The pass may end at the last site that a part reads.
         may_stop: it may be stopped between two layers, because all its rows yield. A row that reads states cannot read
             them twice.
         may_replay: a recorded pass may take its place.
@@ -40,6 +41,7 @@ class Pass:
     wanted: Sequence[int] | None = None
     with_sums: bool = False
     is_only_read: bool = False
+    is_for_parts: bool = False
     may_stop: bool = False
     may_replay: bool = False
 
@@ -70,6 +72,7 @@ def plan_prefill(rows: Sequence[BatchRow], most: int) -> Pass:
         wanted=wanted,
         with_sums=any(goal.needs_sums for goal in goals),
         is_only_read=len(readings) == len(rows) and not any(one.needs_logits for one in readings),
+        is_for_parts=all(goal.works and not goal.sites for goal in goals),
         may_stop=not readings and all(row.yields for row in rows),
     )
 

@@ -50,7 +50,8 @@ class SteeredPasses:
         """
         applied = self._saes.applied
         try:
-            result = self._run(planned, self._reads.expect(planned))
+            may_end = planned.is_for_parts and not self._model.is_alone
+            result = self._run(planned, self._reads.expect(planned, may_end=may_end))
             if result.status is not Status.STOPPED:
                 self._reads.settle()
                 return result
