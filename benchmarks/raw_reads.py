@@ -1,4 +1,4 @@
-"""What reading raw activations adds to a decode step: `python -m benchmarks.raw_reads FOLDER`, the folder of a model.
+"""What reading raw activations adds to a decode step: `python -m benchmarks.raw_reads`.
 
 The running batch decodes in this process, as an engine does, without HTTP, control plane and client. Blocks of steps of
 rows that read are timed in turns with blocks of the same rows that do not, because the speed of a machine changes within
@@ -7,8 +7,8 @@ minutes. A row that reads keeps its values on the host, as it does until its ans
 
 from __future__ import annotations
 
-import argparse
 import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
@@ -18,9 +18,10 @@ from typing import Any
 import msgspec
 import torch
 
+from benchmarks import models
 from benchmarks.kept import Kept
 from benchmarks.machine import Spread
-from benchmarks.step_times import BLOCK, BLOCKS, WARM, Decoding
+from benchmarks.step_times import BLOCK, BLOCKS, SIZE, WARM, Decoding
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawReads, RawSite
 from steerserve.rules.saes.sites import MLP_OUT, RESID_POST
 from steerserve.rules.steering.positions import Positions, Selection
@@ -87,15 +88,18 @@ def measured(model: Checkpoint) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
     kept = Kept("step-raw-reads", threads=torch.get_num_threads())
     memory.keep_freed()  # as the engine process does
-    model = Checkpoint(folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None)
-    steps = measured(model)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Checkpoint(
+            models.sized(SIZE, Path(scratch) / SIZE),
+            quantization="FP16",
+            trust_remote_code=False,
+            report=lambda *_: None,
+        )
+        steps = measured(model)
     print(json.dumps(steps, indent=2))
-    kept.end({"model": folder.name, "step-raw-reads": steps})
+    kept.end({"model": SIZE, "step-raw-reads": steps})
 
 
 if __name__ == "__main__":
