@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from steerserve.errors import Refusal
 from steerserve.messages import Overlay, Suppressed, Tokens
@@ -21,7 +22,7 @@ PIECE = 1 << 20
 TEXTS = [Tokens(list(range(5, 25))), Tokens([3, 9, 4]), Tokens(list(range(40, 110)))]
 
 
-def of_job(*places: tuple[str, int], piece_bytes: int = PIECE, **changed: Any) -> RawReads:
+def of_job(*places: tuple[str, int | None], piece_bytes: int = PIECE, **changed: Any) -> RawReads:
     return reads(*places, piece_bytes=piece_bytes, max_bytes=0, all_max_bytes=0, **changed)
 
 
@@ -59,6 +60,30 @@ def test_the_pieces_of_a_prompt_are_the_values_of_a_hook(
         assert all(not chunk.sums for chunk in chunks[:-1])
         assert bench.pieces[1, choice][-1].seconds > 0
     assert other.tokens == generated(llama, words(9), 12)
+
+
+def test_logits_and_heads_of_a_prompt_come_in_pieces_too(llama: Checkpoint) -> None:
+    """A pass whose logits are read goes on behind the last site."""
+    bench, layer = Bench(llama), 1
+    for request, places in enumerate(
+        [[("q", layer), ("k", layer)], [(RESID_POST, 0), ("logits", None)], [("logits", None)]]
+    ):
+        bench.read_raw(request, TEXTS, of_job(*places, piece_bytes=3000))
+    bench.run()
+    for choice, text in enumerate(TEXTS):
+        chunks, positions = whole(bench, choice, 0)
+        assert positions == list(range(len(text.ids)))
+        for place, expected in enumerate(own(llama, text.ids, ("q", layer), ("k", layer))):
+            read = np.concatenate([numbers(chunk, place) for chunk in chunks])
+            flat = read.reshape(len(positions), -1)
+            np.testing.assert_allclose(flat, expected.float().numpy(), rtol=2e-2, atol=2e-2)
+        with torch.inference_mode():
+            out = llama.model(input_ids=torch.tensor([text.ids]), use_cache=False).logits[0]
+        for request, place in ((1, 1), (2, 0)):
+            chunks, positions = whole(bench, choice, request)
+            assert positions == list(range(len(text.ids)))
+            read = np.concatenate([numbers(chunk, place) for chunk in chunks])
+            np.testing.assert_allclose(read, out.float().numpy(), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ class RawRow(RowPart):
         if self._form.piece_bytes is None:
             yield from super().pieces()
             return
-        if self._waiting:
+        if self._waiting or self._logits:
             self._keep()
         every = [torch.cat(kept) if kept else None for kept in self._kept]
         sizes = [values[0].nbytes for values in every if values is not None and len(values)]

@@ -72,7 +72,7 @@ def plan_prefill(rows: Sequence[BatchRow], most: int) -> Pass:
         wanted=wanted,
         with_sums=any(goal.needs_sums for goal in goals),
         is_only_read=len(readings) == len(rows) and not any(one.needs_logits for one in readings),
-        is_for_parts=all(goal.works and not goal.sites for goal in goals),
+        is_for_parts=wanted is None and all(goal.works and not goal.sites for goal in goals),
         may_stop=not readings and all(row.yields for row in rows),
     )
 
