@@ -29,6 +29,8 @@ from steerserve.messages import (
     Generate,
     Lens,
     LensRead,
+    Patch,
+    Patched,
     Piece,
     Places,
     Plan,
@@ -60,6 +62,7 @@ from steerserve.worker.batch.admission import (
     activation_rows,
     attribution_rows,
     lens_rows,
+    patch_rows,
     pooling_rows,
     rows_of,
     scoring_rows,
@@ -222,6 +225,7 @@ class Bench:
         self.pooled: dict[tuple[int, int], Pooled] = {}
         self.lenses: dict[int, LensRead] = {}
         self.attributed: dict[int, Attributed] = {}
+        self.patched: dict[int, Patched] = {}
         self.states: dict[tuple[int, int], StatesRead] = {}
         self.sparse: dict[tuple[int, int], ActivationsRead] = {}
         self.streamed: set[int] = set()
@@ -387,6 +391,13 @@ class Bench:
         self.batch.add(rows, is_seeded=False)
         return rows[0]
 
+    def patch(self, request: int, base: Sequence[int], source: Sequence[int], goal: Patch) -> None:
+        """Add a request for patches of one text with values of another."""
+        prompts = [Tokens(list(base)), Tokens(list(source))]
+        where = self.model, self.context, lambda: Unembedding(self.model)
+        rows = patch_rows(asking.read(request, prompts, goal), goal, *where)
+        self.batch.add(rows, is_seeded=False)
+
     def read_states(
         self,
         request: int,
@@ -509,6 +520,8 @@ class Bench:
                 self.lenses[outcome.id] = outcome
             case Attributed():
                 self.attributed[outcome.id] = outcome
+            case Patched():
+                self.patched[outcome.id] = outcome
             case StatesRead():
                 self.states[outcome.id, outcome.choice] = outcome
             case ActivationsRead():

@@ -488,7 +488,23 @@ class ActivationsRead(Message, frozen=True):
     seconds: float = 0.0
 
 
-Outcome = Piece | Scored | Embedded | LensRead | Attributed | StatesRead | ActivationsRead
+class Patched(Message, frozen=True):
+    """The metric of the clean and of the corrupt text, of each cell, and of each patch of a text into itself. `seconds`
+    is how long the engine worked."""
+
+    id: int
+    choice: int
+    clean: float
+    corrupt: float
+    cells: list[float]
+    noise: list[float]
+    seconds: float = 0.0
+
+
+ReadOutcome = Scored | Embedded | LensRead | Attributed | StatesRead | ActivationsRead | Patched
+"""The one outcome of a choice that is only read."""
+
+Outcome = Piece | ReadOutcome
 
 
 class Stepped(Message, frozen=True):
@@ -552,4 +568,4 @@ def is_last(event: Outcome) -> bool:
     """Whether the choice ends with this event."""
     if isinstance(event, Piece):
         return bool(event.finish)
-    return isinstance(event, (Scored, Embedded, LensRead, Attributed, StatesRead, ActivationsRead))
+    return isinstance(event, ReadOutcome)

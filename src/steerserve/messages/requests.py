@@ -22,6 +22,7 @@ from steerserve.messages.values import (
     Suppressed,
 )
 from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
+from steerserve.rules.inference.patches import Cell, Metric
 from steerserve.rules.steering.edits import Edit
 
 
@@ -159,7 +160,19 @@ class ReadActivations(ReadingGoal, frozen=True, kw_only=True):
     keys: list[str]
 
 
-Goal = Generate | Score | Embed | Lens | Attribute | ReadStates | ReadActivations
+class Patch(ReadingGoal, frozen=True, kw_only=True):
+    """Read the first of two prompts, unsteered, with values of the second in the place of its own: once for each of
+    `cells`, and of `noise` with its own values. `pairs` has the positions of the second prompt for those of the first
+    that are others. With `is_noise` the first prompt is the clean one. The events are Started, then Patched."""
+
+    cells: list[Cell]
+    noise: list[Cell]
+    metric: Metric
+    pairs: dict[int, int] = {}
+    is_noise: bool = False
+
+
+Goal = Generate | Score | Embed | Lens | Attribute | ReadStates | ReadActivations | Patch
 
 
 class Request(Message, frozen=True, kw_only=True):

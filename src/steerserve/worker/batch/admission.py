@@ -29,6 +29,7 @@ from steerserve.worker.rows.goals import Pooling, Scoring, Writing
 from steerserve.worker.rows.gradients import GradientAttribution
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.lens_files import LensFile, check_lens
+from steerserve.worker.rows.patching import Patching
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.rows.states import States, counted, positions_read
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
@@ -436,6 +437,24 @@ def activation_rows(
             reading = ActivationReading(sites, encoders, counted(prompt, model.special_tokens))
         rows.append(BatchRow(request.id, index, ids, m.Suppressed(), reading, where=where))
     return rows
+
+
+def patch_rows(
+    request: m.Request,
+    goal: m.Patch,
+    model: Checkpoint,
+    context: int,
+    unembedding: Callable[[], Unembedding],
+) -> list[BatchRow]:
+    """One unsteered row, which reads the first of the two texts.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED; SAE_INCOMPATIBLE for a site that a layer does not have; INVALID_PARAMETER for
+            a text without tokens.
+    """
+    base, source = (_read(prompt, model, context) for prompt in _prompts(request))
+    patching = Patching(model, base, source, goal, unembedding)
+    return [BatchRow(request.id, 0, base, m.Suppressed(), patching)]
 
 
 def _read(prompt: m.Tokens, model: Checkpoint, context: int) -> list[int]:

@@ -220,6 +220,11 @@ class Commands:
         rows = admission.activation_rows(request, goal, loaded.model, loaded.context, loaded.saes)
         return self._join(request, rows)
 
+    def patch(self, request: m.Request, goal: m.Patch) -> m.Started:
+        loaded = self._language_model()
+        where = loaded.model, loaded.context, lambda: loaded.unembedding
+        return self._join(request, admission.patch_rows(request, goal, *where))
+
     def cancel(self, command: m.Cancel) -> None:
         self.beside.cancel(command.id)
         if self.batch is not None:
@@ -310,6 +315,7 @@ BEGINNINGS: Mapping[type[m.Goal], Callable[[Commands, m.Request, Any], m.Started
             m.Attribute: Commands.attribute,
             m.ReadStates: Commands.read_states,
             m.ReadActivations: Commands.read_activations,
+            m.Patch: Commands.patch,
         }
     )
 )
