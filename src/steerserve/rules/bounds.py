@@ -124,6 +124,12 @@ ATTRIBUTION_POSITIONS: Final = 4096
 """Positions times steps of an attribution by gradients."""
 ATTRIBUTION_STEPS: Final = 256
 """Steps of an attribution by integrated gradients."""
+PATCH_CELLS: Final = 65_536
+"""Cells of a patch sweep."""
+PATCH_GROUPS: Final = 16_384
+"""Positions, groups of positions, positions of a group, and pairs of `align` of a patch sweep."""
+PATCH_NOISE_REPEATS: Final = 64
+"""Patches of a text into itself in a patch sweep."""
 LENS_INDEX_BYTES: Final = 64 << 10
 """Bytes of the index of the file of a lens, which requests may name. A lens has one or two tensors for each layer."""
 VECTOR_FILE_BYTES: Final = 32 << 20

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from steerserve.messages import Patch, Patched
 from steerserve.rules.inference.patches import Cell, Metric
-from steerserve.rules.saes.sites import ATTN_OUT, EMBED, MLP_NEURONS, RESID_MID, RESID_POST, RESID_PRE, Z
-from steerserve.worker import memory
+from steerserve.rules.saes.sites import (
+    RESID_MID,
+    RESID_PRE,
+)
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.rows import patching
-from steerserve.worker.rows.layer_runs import LayerRuns
 from steerserve.worker.sae import sites
 from tests.worker import models
 from tests.worker.running import Bench, hooked, open_checkpoint, site_of, words

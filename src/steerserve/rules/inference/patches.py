@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from steerserve.errors import Refusal
+from steerserve.rules.bounds import PATCH_CELLS
 from steerserve.rules.form import Form
 from steerserve.rules.saes.sites import EMBED, RESID_POST
 
@@ -116,10 +117,10 @@ def paired(
     return found
 
 
-def count_cells(
+def check_sweep(
     sweep: Sweep, layers: int, widths: Mapping[str, int], heads: Mapping[str, int], most: int
-) -> int:
-    """How many cells a sweep has in a model with so many layers, and with these sites.
+) -> None:
+    """Check a sweep for a model with so many layers, and with these sites.
 
     Raises:
         Refusal: INVALID_PARAMETER for a site, a layer or heads that the model does not have, and for more than `most`
@@ -131,20 +132,25 @@ def count_cells(
         len(_layers(sweep, site, layers)) * (heads[site] if sweep.has_heads else 1)
         for site in sweep.sites
     )
-    cells = places * len(_groups(sweep))
-    if cells * sweep.tokens > most:
-        why = (
-            f"{places} places x {cells // places} groups of positions = {cells} cells, and {cells} cells x "
-            f"{sweep.tokens} tokens = {cells * sweep.tokens}; at most {most}"
-        )
-        raise _refused(
-            "positions", why, cells=cells, tokens=sweep.tokens, total=cells * sweep.tokens, maximum=most
-        )
-    return cells
+    groups = {"each": len(sweep.pairs), "all": 1}.get(str(sweep.positions), len(sweep.positions))
+    cells = places * groups
+    counted = f"{places} places x {groups} groups of positions are {cells} cells"
+    if cells > PATCH_CELLS:
+        why = f"{counted}; at most {PATCH_CELLS}"
+        raise _refused("positions", why, cells=cells, maximum=PATCH_CELLS)
+    total = cells * sweep.tokens
+    if total > most:
+        why = f"{counted}, and {cells} cells x {sweep.tokens} tokens are {total} tokens; at most {most}"
+        counts = {"cells": cells, "tokens": sweep.tokens, "total": total, "maximum": most}
+        raise _refused("positions", why, **counts)
 
 
 def cells_of(sweep: Sweep, layers: int, heads: Mapping[str, int]) -> list[Cell]:
-    """The cells of a sweep: site by site, layer by layer, head by head, in the order of the positions."""
+    """The cells of a sweep: site by site, layer by layer, head by head, in the order of the positions.
+
+    Raises:
+        Refusal: INVALID_PARAMETER for a position that the text does not have, or that has no pair.
+    """
     groups = _groups(sweep)
     return [
         Cell(site, layer, group, head)
@@ -198,11 +204,7 @@ def _layers(sweep: Sweep, site: str, layers: int) -> Sequence[int]:
 
 
 def _groups(sweep: Sweep) -> list[tuple[int, ...]]:
-    """The positions of each cell.
-
-    Raises:
-        Refusal: INVALID_PARAMETER for a position that the text does not have, or that has no pair.
-    """
+    """The positions of each cell."""
     wanted, known = sweep.positions, sorted(sweep.pairs)
     if wanted == "each":
         return [(at,) for at in known]

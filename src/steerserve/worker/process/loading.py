@@ -114,6 +114,7 @@ class LoadedModel:
             kv_bytes_per_token=model.kv_bytes_per_token,
             chat_template=chats.template_of(model.tokenizer),
             site_widths=sites.widths(model.model, model.layers),
+            site_heads=sites.heads(model.model, model.layers),
             row_steps=model.row_steps,
             seeded_rows=self.seeded_rows,
             probe=self._probe(),

@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from steerserve.worker.model import truth
 from steerserve.worker.model.checkpoint import Checkpoint
+from steerserve.worker.model.coded import Codes, is_library_layer
 from steerserve.worker.model.comparing import own_code
 from steerserve.worker.model.layers import decoder_layers
+from steerserve.worker.model.packing import PackedConv1D, PackedLinear
 
 Pair = tuple[Tensor, Tensor]
 """The keys and the values [runs, heads, T, dim] of a layer."""
@@ -108,6 +112,46 @@ class LayerRuns:
         out = self.layers[layer](*args, **kwargs)
         new, block.past.before, block.past.new = block.past.new, None, None
         return (out[0] if isinstance(out, tuple | list) else out), new
+
+
+class WideLayer:
+    """A decoder layer that computes in float32, by the library's code. It keeps a copy of its packed weights until it is
+    let go of. `size` is the number of bytes of the copy."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = layer
+        self._weights = [(one, dense_weight(one)) for one in layer.modules() if is_packed(one)]
+        self.size = sum(weight.nbytes for _, weight in self._weights)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """While open, the layer computes in float32."""
+        with ExitStack() as stack:
+            stack.enter_context(own_code(self._layer))
+            stack.enter_context(truth.in_float32(self._layer))
+            for one, weight in self._weights:
+                stack.enter_context(standing_in(one, _product(one, weight)))
+            yield
+
+
+def is_packed(layer: nn.Module) -> bool:
+    """Whether the weight of a linear layer is laid out for kernels."""
+    return isinstance(layer, PackedLinear | PackedConv1D) or is_library_layer(layer)
+
+
+def dense_weight(layer: Any) -> Tensor:
+    """The weight [out, in] of a packed layer in float32."""
+    if isinstance(layer, PackedConv1D):
+        return layer.weight.t().float()
+    if isinstance(layer, PackedLinear):
+        return layer.weight.float()
+    codes = Codes.of_layer(layer)
+    assert codes is not None
+    return codes.plain()
+
+
+def _product(layer: Any, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda rows: functional.linear(rows, weight.to(rows.device), layer.bias)
 
 
 def joined(pairs: Sequence[Pair]) -> Pair | None:

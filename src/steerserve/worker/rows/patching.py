@@ -3,16 +3,17 @@
 A patched run differs from the run without a patch only behind the first patched layer, and from the first patched
 position on. So it begins there: with the stream of the run without a patch, and with that run's keys and values of the
 positions before. Runs that begin alike are read together, one layer in each part of the work, and the engine steps its
-batch between two parts. Where the layers of an architecture cannot be run so, each patched run reads the whole text in
-a pass of the whole model.
+batch between two parts. On a processor, the layers compute in float32 like those of attribution by gradients. Where the
+layers of an architecture cannot be run so, each patched run reads the whole text in a pass of the whole model.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar, cast
 
@@ -24,12 +25,12 @@ from steerserve.messages import Patch, Patched, Refused
 from steerserve.rules.inference.patches import Cell, Metric
 from steerserve.rules.saes.sites import EMBED, RESID_POST, RESID_PRE
 from steerserve.worker import memory
-from steerserve.worker.model import plain
+from steerserve.worker.model import plain, truth
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.comparing import OTHER_FORM
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.rows.goals import NOT_FINITE, StateReading
-from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, joined
+from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, WideLayer, joined
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.sites import AtSite, Change, Moved, Replaced, Site, find
 
@@ -47,9 +48,18 @@ MOST_LOGITS = 1 << 22
 BLOCKS_KEPT = 64
 """The blocks of positions whose masks and angles are kept for further runs."""
 
-TOLERANCE = 0.02
+STREAM_BYTES = 64 << 20
+"""The most bytes of the streams of runs that go through the layers together."""
+
+WIDE_BYTES = 1 << 30
+"""The most bytes of weights in float32 that are kept from one layer to the next use of it."""
+
+TOLERANCE = 0.2
 """The largest difference between the logits of layers that are run one by one and those of the model's own pass,
-relative to the length of the logits less their mean."""
+relative to the length of the logits less their mean. In bfloat16 it is about 0.02."""
+
+AGAIN_TOLERANCE = 0.002
+"""The same for two runs of one text, of which the second begins in the middle."""
 
 Place = tuple[str, int]
 """A site and a layer."""
@@ -104,10 +114,7 @@ class Patching(StateReading):
     def _run(self, row: BatchRow) -> Parts[Patched | Refused]:
         goal = self._goal
         runs = yield from self._runs()
-        base = runs.base
-        source = base
-        if self._source != self._base:
-            source = yield from runs.read(self._source)
+        base, source = runs.base, runs.source
         clean = base if goal.is_noise else source
         measure = Measure(goal.metric, clean.logits)
         own, other = (measure.read(one.logits[None])[0] for one in (base, source))
@@ -131,19 +138,22 @@ class Patching(StateReading):
         """The way in which texts are read: layer by layer where this gives the model's own logits."""
         assert self.logits is not None
         self._check_memory()
-        found: Runs
-        try:
-            found = ByLayer(self._model, self._base, self._sites, self._starts(), self._unembedding())
-            found.base = yield from found.read(self._base)
-            again = yield from found.again()
-            if all(_is_near(one, self.logits) for one in (found.base.logits, again)):
-                return found
-        except (*OTHER_FORM, LookupError, Refusal) as error:
-            if memory.is_exhausted(error):
-                raise
-        found = Whole(self._model, self._base, self._sites)
-        found.base = yield from found.read(self._base)
-        return found
+        model, longest = self._model, max(len(self._base), len(self._source))
+        texts = self._base, self._source
+        if len(model.devices) == 1 and longest <= model.batched_context:
+            try:
+                runs = ByLayer(model, texts, self._sites, self._starts(), self._unembedding())
+                again = yield from runs.read()
+                if _is_near(runs.base.logits, self.logits, TOLERANCE) and _is_near(
+                    again, runs.base.logits, AGAIN_TOLERANCE
+                ):
+                    return runs
+            except (*OTHER_FORM, LookupError, Refusal) as error:
+                if memory.is_exhausted(error):
+                    raise
+        whole = Whole(model, texts, self._sites)
+        yield from whole.read()
+        return whole
 
     def _starts(self) -> set[int]:
         cells = (*self._goal.cells, *self._goal.noise)
@@ -154,14 +164,13 @@ class Patching(StateReading):
     ) -> Parts[list[float]]:
         """The metric with each patch."""
         found = [0.0] * len(wanted)
-        for places in runs.grouped([one.cell for one in wanted]):
-            logits = runs.patched([wanted[at] for at in places])
-            values: list[float] = []
-            for some in (yield from logits):
-                values += measure.read(some())
-                yield
-            for at, value in zip(places, values, strict=True):
+
+        def take(places: Sequence[int], logits: Tensor) -> None:
+            for at, value in zip(places, measure.read(logits), strict=True):
                 found[at] = value
+
+        if wanted:
+            yield from runs.patched(wanted, take)
         return found
 
     def _writing(
@@ -238,30 +247,39 @@ class ReadText:
     pairs: list[Pair | None] = field(default_factory=list)
 
 
-class Runs(ABC):
-    """Reads texts, and `base` with patches."""
+Take = Callable[[Sequence[int], Tensor], None]
+"""Takes the logits [runs, vocabulary] in float32 of the patches with these places."""
 
-    base: ReadText
+
+class Runs(ABC):
+    """Reads two texts, and the first of them with patches. `base` and `source` are what was read of them."""
 
     def __init__(
-        self, model: Checkpoint, ids: Sequence[int], sites: Mapping[Place, Site]
+        self,
+        model: Checkpoint,
+        texts: tuple[Sequence[int], Sequence[int]],
+        sites: Mapping[Place, Site],
     ) -> None:
-        self._model = model
-        self._ids = ids
-        self._sites = sites
-        self._at_once = _tokens_at_once(model)
+        self.model = model
+        self.texts = texts
+        self.sites = sites
+        self.base = self.source = ReadText()
 
     @abstractmethod
-    def read(self, ids: Sequence[int]) -> Parts[ReadText]:
-        """Read a text."""
+    def patched(self, written: Sequence[Writing], take: Take) -> Parts[None]:
+        """Read the first text with each of these patches."""
 
-    @abstractmethod
-    def grouped(self, cells: Sequence[Cell]) -> list[list[int]]:
-        """The places of cells that are read together."""
 
-    @abstractmethod
-    def patched(self, written: Sequence[Writing]) -> Parts[list[Callable[[], Tensor]]]:
-        """What gives, some runs at a time, the logits [runs, vocabulary] in float32 of the patched runs."""
+@dataclass(slots=True)
+class _Group:
+    """Runs with these places that begin alike: with the layer `layer` and from the position `first` on. `stream`
+    [runs, T, hidden] enters the next layer, and `inner` is written to sites within the first one."""
+
+    places: Sequence[int]
+    layer: int
+    first: int
+    stream: Tensor = field(default_factory=lambda: torch.zeros(0))
+    inner: dict[Place, list[tuple[int, Writing]]] = field(default_factory=dict)
 
 
 class ByLayer(Runs):
@@ -270,177 +288,239 @@ class ByLayer(Runs):
     def __init__(
         self,
         model: Checkpoint,
-        ids: Sequence[int],
+        texts: tuple[Sequence[int], Sequence[int]],
         sites: Mapping[Place, Site],
         starts: set[int],
         unembedding: Unembedding,
     ) -> None:
-        super().__init__(model, ids, sites)
+        super().__init__(model, texts, sites)
         self._runs = LayerRuns(model)
         self._runs.prepare()
-        self._starts = starts | {model.layers // 2}
+        self._layers = len(self._runs.layers)
+        self._middle = self._layers // 2, len(texts[0]) // 2
+        self._starts = starts | {self._middle[0]}
         self._unembedding = unembedding
+        self._at_once = _tokens_at_once(model)
+        self._is_wide = model.device.type == "cpu" and model.dtype != torch.float32
+        self._wide: dict[int, WideLayer] = {}
         self._blocks: dict[tuple[int, int], Block] = {}
 
-    def read(self, ids: Sequence[int]) -> Parts[ReadText]:
-        is_base = ids == self._ids
-        kept: dict[Place, list[Tensor]] = {place: [] for place in self._sites}
-        streams: dict[int, list[Tensor]] = {layer: [] for layer in self._starts if is_base}
-        pairs: list[list[Pair]] = [[] for _ in self._runs.layers]
-        hidden = torch.zeros(0)
-        for start in range(0, len(ids), self._at_once):
-            end = min(start + self._at_once, len(ids))
-            with self._reading(kept, 0, EMBED):
-                block = self._runs.block(ids, start, end)
-            hidden = block.stream
-            for layer in range(len(self._runs.layers)):
-                if layer in streams:
-                    streams[layer].append(hidden[0].clone())
-                with self._reading(kept, layer):
-                    hidden, new = self._runs.call(layer, block, hidden, joined(pairs[layer]))
-                if new is not None:
-                    pairs[layer].append(new)
-                yield
-            if len(self._runs.layers) in streams:
-                streams[len(self._runs.layers)].append(hidden[0].clone())
-        return ReadText(
-            self._unembedding.logits(hidden[0, -1:])[0],
-            {place: torch.cat(parts) for place, parts in kept.items()},
-            {layer: torch.cat(parts) for layer, parts in streams.items()},
-            [joined(some) for some in pairs],
-        )
+    def read(self) -> Parts[Tensor]:
+        """Read both texts. Returns the logits [vocabulary] of the first one in a second run, which begins in the middle
+        of layers and positions."""
+        entered = [self._embedded(ids) for ids in dict.fromkeys(map(tuple, self.texts))]
+        streams = [stream for stream, _ in entered]
+        read = [values for _, values in entered]
+        self.base, self.source = read[0], read[-1]
+        again = _Group([0], *self._middle)
+        for layer in range(self._layers):
+            if layer == again.layer:
+                self.base.streams[layer] = streams[0][0].clone()
+                again.stream = streams[0][:, again.first :]
+            for number, values in enumerate(read):
+                if layer in self._starts and number == 0:
+                    values.streams[layer] = streams[0][0].clone()
+                kept: dict[Place, list[Tensor]] = {}
+                hooks = partial(self._reading, kept, layer)
+                streams[number], pair = yield from self._through(
+                    layer, self.texts[number], 0, streams[number], None, hooks
+                )
+                values.pairs.append(pair)
+                values.values |= {place: torch.cat(parts) for place, parts in kept.items()}
+            if layer >= again.layer:
+                yield from self._step(layer, again)
+        self.base.streams[self._layers] = streams[0][0].clone()
+        for stream, values in zip(streams, read, strict=True):
+            values.logits = self._unembedding.precise_logits(stream[:, -1])[0]
+        return self._unembedding.precise_logits(again.stream[:, -1])[0]
 
-    def again(self) -> Parts[Tensor]:
-        """The logits [vocabulary] of the text once more, in a run that begins in the middle of layers and positions."""
-        layer, start = self._model.layers // 2, len(self._ids) // 2
-        hidden = yield from self._from(layer, start, [])
-        return self._unembedding.logits(hidden)[0]
-
-    def grouped(self, cells: Sequence[Cell]) -> list[list[int]]:
-        """Runs that begin with the same layer, those with the last positions first. They are read from the first of
-        their positions on."""
-        order = sorted(range(len(cells)), key=lambda at: _order(cells[at]))
-        groups: list[list[int]] = []
-        for _, places in groupby(order, key=lambda at: cells[at].start[0]):
-            some: list[int] = []
-            for at in places:
-                tokens = len(self._ids) - cells[at].start[1]
-                if some and (len(some) + 1) * tokens > self._at_once:
-                    groups.append(some)
-                    some = []
-                some.append(at)
-            groups.append(some)
-        return groups
-
-    def patched(self, written: Sequence[Writing]) -> Parts[list[Callable[[], Tensor]]]:
-        starts = [one.cell.start for one in written]
-        hidden = yield from self._from(starts[0][0], min(at for _, at in starts), written)
+    def patched(self, written: Sequence[Writing], take: Take) -> Parts[None]:
         size = max(1, MOST_LOGITS // self._unembedding.vocabulary)
-        return [_later(self._unembedding.logits, some) for some in hidden.split(size)]
+        for groups in self._batches(written):
+            for layer in range(groups[0].layer, self._layers):
+                for group in groups:
+                    if group.layer == layer:
+                        self._enter(group, written)
+                    if group.layer <= layer:
+                        yield from self._step(layer, group)
+            for group in groups:
+                if group.layer == self._layers:
+                    self._enter(group, written)
+            places = [at for group in groups for at in group.places]
+            ends = torch.cat([group.stream[:, -1] for group in groups])
+            for first in range(0, len(places), size):
+                some = slice(first, first + size)
+                take(places[some], self._unembedding.precise_logits(ends[some]))
+                yield
 
     # ------------------------------------------------------------- inside
 
-    def _from(self, layer: int, first: int, written: Sequence[Writing]) -> Parts[Tensor]:
-        """The stream [runs, hidden] behind the last layer after the last token, of runs that begin with a layer and a
-        position. Without anything to write there is one run."""
-        base, count = self.base, max(1, len(written))
-        made: list[list[Pair]] = [
-            [] if pair is None or not first else [(pair[0][:, :, :first], pair[1][:, :, :first])]
-            for pair in base.pairs
-        ]
-        stream, inner = self._entering(layer, first, written)
-        size = max(1, self._at_once // count)
-        hidden = stream
-        for start in range(first, len(self._ids), size):
-            end = min(start + size, len(self._ids))
-            hidden = stream[:, start - first : end - first]
-            for at in range(layer, len(self._runs.layers)):
-                block = self._block(start, end)
-                with ExitStack() as hooks:
-                    for place, some in inner.items() if at == layer else ():
-                        site = self._sites[place]
-                        hooks.callback(site.hook(_write(some, start)).remove)
-                    hidden, new = self._runs.call(at, block, hidden, joined(made[at]))
-                if new is not None:
-                    made[at].append(new)
-                yield
-        return hidden[:, -1]
+    def _batches(self, written: Sequence[Writing]) -> list[list[_Group]]:
+        """Groups that go through the layers together, those that begin with the first layers first. Runs of a group
+        begin with the same layer, and are read from the first of their positions on, so those with the last positions
+        come first."""
+        tokens, batches, held = len(self.texts[0]), [[]], 0
+        size = self.model.hidden_size * 4
+        order = sorted(range(len(written)), key=lambda at: _order(written[at].cell))
+        for layer, places in groupby(order, key=lambda at: written[at].cell.start[0]):
+            groups: list[_Group] = []
+            for at in places:
+                first = written[at].cell.start[1]
+                if groups and (len(groups[-1].places) + 1) * (tokens - first) <= self._at_once:
+                    groups[-1] = _Group([*groups[-1].places, at], layer, first)
+                else:
+                    groups.append(_Group([at], layer, first))
+            for group in groups:
+                needed = len(group.places) * (tokens - group.first) * size
+                if batches[-1] and held + needed > STREAM_BYTES:
+                    batches.append([])
+                    held = 0
+                batches[-1].append(group)
+                held += needed
+        return batches
 
-    def _entering(
-        self, layer: int, first: int, written: Sequence[Writing]
-    ) -> tuple[Tensor, dict[Place, list[tuple[int, Writing]]]]:
-        """The stream [runs, T, hidden] that enters a layer, with what is written to it, and what is written to sites
-        within the layer, by the number of the run."""
-        stream = self.base.streams[layer][first:].expand(max(1, len(written)), -1, -1).clone()
-        inner: dict[Place, list[tuple[int, Writing]]] = {}
-        for run, one in enumerate(written):
+    def _embedded(self, ids: Sequence[int]) -> tuple[Tensor, ReadText]:
+        """The stream [1, T, hidden] that enters the first layer."""
+        kept: dict[Place, list[Tensor]] = {}
+        with self._reading(kept, 0, 0, only=EMBED):
+            block = self._new_block(ids, 0, len(ids))
+        return block.stream, ReadText(values={place: parts[0] for place, parts in kept.items()})
+
+    def _enter(self, group: _Group, written: Sequence[Writing]) -> None:
+        """Give a group the stream that enters its first layer, with what is written to it."""
+        own = self.base.streams[group.layer][group.first :]
+        group.stream = own.expand(len(group.places), -1, -1).clone()
+        for run, place in enumerate(group.places):
+            one = written[place]
             cell = one.cell
             if cell.site not in (EMBED, RESID_PRE, RESID_POST):
-                inner.setdefault((cell.site, cell.layer), []).append((run, one))
+                group.inner.setdefault((cell.site, cell.layer), []).append((run, one))
                 continue
-            at = torch.tensor(cell.positions, device=stream.device)
-            value = one.values.to(stream.device)
+            at = torch.tensor(cell.positions, device=own.device)
+            value = one.values.to(own.device)
             if cell.site == EMBED:
-                own = self.base.values[EMBED, 0].to(stream.device)[at]
-                entered = stream[run, at - first]
-                if not torch.equal(own, entered):  # positions are added to the embedding
-                    value = (entered.float() + (value.float() - own.float())).to(stream.dtype)
-            stream[run, at - first] = value
-        return stream, inner
+                before, entered = self.base.values[EMBED, 0][at], own[at - group.first]
+                if not torch.equal(before, entered):  # positions are added to the embedding
+                    value = (entered.float() + (value.float() - before.float())).to(own.dtype)
+            group.stream[run, at - group.first] = value
 
-    def _block(self, start: int, end: int) -> Block:
+    def _step(self, layer: int, group: _Group) -> Parts[None]:
+        """Run a group through a layer."""
+        pair, before = self.base.pairs[layer], None
+        if pair is not None and group.first:
+            before = pair[0][:, :, : group.first], pair[1][:, :, : group.first]
+        inner = group.inner if layer == group.layer else {}
+        group.stream, _ = yield from self._through(
+            layer, self.texts[0], group.first, group.stream, before, partial(self._writing, inner)
+        )
+
+    def _through(
+        self,
+        layer: int,
+        ids: Sequence[int],
+        first: int,
+        stream: Tensor,
+        before: Pair | None,
+        hooks: Callable[[int], ExitStack],
+    ) -> Parts[tuple[Tensor, Pair | None]]:
+        """The stream behind a layer, which `stream` [runs, T, hidden] enters from the position `first` on, and the keys
+        and values that the layer makes. `before` are those of the positions before. `hooks` opens hooks for the
+        positions from one on."""
+        made: list[Pair] = []
+        outs: list[Tensor] = []
+        size = max(1, self._at_once // len(stream))
+        for start in range(first, len(ids), size):
+            end = min(start + size, len(ids))
+            block = self._block(ids, start, end)
+            past = joined([*([before] if before is not None else ()), *made])
+            with self._open(layer), hooks(start):
+                part = stream[:, start - first : end - first]
+                out, new = self._runs.call(layer, block, part, past)
+            outs.append(out)
+            if new is not None:
+                made.append(new)
+            yield
+        return (outs[0] if len(outs) == 1 else torch.cat(outs, 1)), joined(made)
+
+    def _open(self, layer: int) -> AbstractContextManager[None]:
+        """While open, a layer computes in float32 where it should."""
+        if not self._is_wide:
+            return nullcontext()
+        if layer not in self._wide:
+            if (
+                self._wide
+                and (len(self._wide) + 1) * next(iter(self._wide.values())).size > WIDE_BYTES
+            ):
+                self._wide.clear()
+            self._wide[layer] = WideLayer(self._runs.layers[layer])
+        return self._wide[layer].opened()
+
+    def _block(self, ids: Sequence[int], start: int, end: int) -> Block:
+        if ids is not self.texts[0]:
+            return self._new_block(ids, start, end)
         if (start, end) not in self._blocks:
             if len(self._blocks) == BLOCKS_KEPT:
                 del self._blocks[next(iter(self._blocks))]
-            self._blocks[start, end] = self._runs.block(self._ids, start, end)
+            self._blocks[start, end] = self._new_block(ids, start, end)
         return self._blocks[start, end]
 
+    def _new_block(self, ids: Sequence[int], start: int, end: int) -> Block:
+        with truth.in_float32(self.model.model) if self._is_wide else nullcontext():
+            return self._runs.block(ids, start, end)
+
     def _reading(
-        self, kept: Mapping[Place, list[Tensor]], layer: int, only: str | None = None
+        self, kept: dict[Place, list[Tensor]], layer: int, start: int, only: str | None = None
     ) -> ExitStack:
         """While open, the values of the sites of a layer are copied; of the embedding where it is `only`."""
         stack = ExitStack()
-        for (name, at), site in self._sites.items():
+        for (name, at), site in self.sites.items():
             if at == layer and (name == EMBED) == (only == EMBED):
-                stack.callback(site.hook(_copy_to(kept[name, at])).remove)
+                parts = kept.setdefault((name, at), [])
+                stack.callback(site.hook(_copy_to(parts)).remove)
+        return stack
+
+    def _writing(self, inner: Mapping[Place, list[tuple[int, Writing]]], start: int) -> ExitStack:
+        """While open, patches are written to sites."""
+        stack = ExitStack()
+        for place, some in inner.items():
+            stack.callback(self.sites[place].hook(_write(some, start)).remove)
         return stack
 
 
 class Whole(Runs):
     """Reads the whole text in passes of the whole model."""
 
-    def read(self, ids: Sequence[int]) -> Parts[ReadText]:
-        kept: dict[Place, list[Tensor]] = {place: [] for place in self._sites}
-        hooks = [(place, _copy_to(parts)) for place, parts in kept.items()]
-        logits = self._pass(ids, 1, hooks)
-        yield
-        return ReadText(logits[0], {place: parts[0] for place, parts in kept.items()})
+    def read(self) -> Parts[None]:
+        """Read both texts."""
+        read = []
+        for ids in dict.fromkeys(map(tuple, self.texts)):
+            kept: dict[Place, list[Tensor]] = {place: [] for place in self.sites}
+            hooks = [(place, _copy_to(parts)) for place, parts in kept.items()]
+            logits = self._pass(ids, 1, hooks)
+            read.append(ReadText(logits[0], {place: parts[0] for place, parts in kept.items()}))
+            yield
+        self.base, self.source = read[0], read[-1]
 
-    def grouped(self, cells: Sequence[Cell]) -> list[list[int]]:
-        size = max(1, self._at_once // len(self._ids))
-        return [
-            list(range(len(cells)))[first : first + size] for first in range(0, len(cells), size)
-        ]
+    def patched(self, written: Sequence[Writing], take: Take) -> Parts[None]:
+        size = max(1, _tokens_at_once(self.model) // len(self.texts[0]))
+        for first in range(0, len(written), size):
+            by_place: dict[Place, list[tuple[int, Writing]]] = {}
+            some = written[first : first + size]
+            for run, one in enumerate(some):
+                by_place.setdefault((one.cell.site, one.cell.layer), []).append((run, one))
+            hooks = [(place, _write(ones, 0)) for place, ones in by_place.items()]
+            logits = self._pass(self.texts[0], len(some), hooks)
+            take(range(first, first + len(some)), logits)
+            yield
 
-    def patched(self, written: Sequence[Writing]) -> Parts[list[Callable[[], Tensor]]]:
-        by_place: dict[Place, list[tuple[int, Writing]]] = {}
-        for run, one in enumerate(written):
-            by_place.setdefault((one.cell.site, one.cell.layer), []).append((run, one))
-        hooks = [(place, _write(some, 0)) for place, some in by_place.items()]
-        logits = self._pass(self._ids, len(written), hooks)
-        yield
-        return [lambda: logits]
-
-    def _pass(
-        self, ids: Sequence[int], runs: int, hooks: Sequence[tuple[Place, AtSite]]
-    ) -> Tensor:
+    def _pass(self, ids: Sequence[int], runs: int, hooks: Sequence[tuple[Place, AtSite]]) -> Tensor:
         """The logits [runs, vocabulary] in float32 after the last token, with these hooks at sites."""
-        model = self._model
+        model = self.model
         tokens = torch.tensor([list(ids)], device=model.device).expand(runs, -1)
         last = torch.full((runs,), len(ids) - 1)
         with ExitStack() as stack:
             for place, edit in hooks:
-                stack.callback(self._sites[place].hook(edit).remove)
+                stack.callback(self.sites[place].hook(edit).remove)
             inputs = plain.whole(model.model, tokens)
             out, _ = model.call(pick=(torch.arange(runs), last), **inputs)
         return cast(Tensor, out.logits[:, -1].float().to(model.device))
@@ -477,10 +557,6 @@ def _order(cell: Cell) -> tuple[int, int]:
     return layer, -position
 
 
-def _later(function: Callable[[Tensor], Tensor], given: Tensor) -> Callable[[], Tensor]:
-    return lambda: function(given)
-
-
 def _nothing() -> None:
     pass
 
@@ -491,9 +567,9 @@ def _divergence(true: Tensor, logprobs: Tensor) -> Tensor:
     return torch.where(true > -torch.inf, terms, 0.0).sum(-1)
 
 
-def _is_near(found: Tensor, own: Tensor) -> bool:
+def _is_near(found: Tensor, own: Tensor, tolerance: float) -> bool:
     own = own.float().to(found.device)
-    return bool((found - own).norm() <= TOLERANCE * (own - own.mean()).norm())
+    return bool((found - own).norm() <= tolerance * (own - own.mean()).norm())
 
 
 def _tokens_at_once(model: Any) -> int:

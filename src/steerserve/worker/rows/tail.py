@@ -20,10 +20,16 @@ from steerserve.errors import Refusal
 from steerserve.worker import memory
 from steerserve.worker.model import truth
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.model.coded import Codes, is_library_layer
 from steerserve.worker.model.comparing import own_code
-from steerserve.worker.model.packing import PackedConv1D, PackedLinear
-from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, joined, standing_in
+from steerserve.worker.rows.layer_runs import (
+    Block,
+    LayerRuns,
+    Pair,
+    dense_weight,
+    is_packed,
+    joined,
+    standing_in,
+)
 from steerserve.worker.sae.sites import AtSite, Handle
 
 STEP_PRODUCTS = 1 << 28
@@ -310,7 +316,7 @@ def _in_float32(module: nn.Module, *, has_gradient: bool) -> Iterator[None]:
         stack.enter_context(torch.set_grad_enabled(has_gradient))
         stack.enter_context(own_code(module))
         for layer in module.modules():
-            if isinstance(layer, PackedLinear | PackedConv1D) or is_library_layer(layer):
+            if is_packed(layer):
                 stack.enter_context(standing_in(layer, _product(layer)))
         stack.enter_context(truth.Differentiable())
         yield
@@ -318,16 +324,4 @@ def _in_float32(module: nn.Module, *, has_gradient: bool) -> Iterator[None]:
 
 def _product(layer: Any) -> Callable[[Tensor], Tensor]:
     """The product of a layer whose weight is laid out for kernels without a gradient."""
-
-    def forward(rows: Tensor) -> Tensor:
-        if isinstance(layer, PackedConv1D):
-            weight = layer.weight.t()
-        elif isinstance(layer, PackedLinear):
-            weight = layer.weight
-        else:
-            codes = Codes.of_layer(layer)
-            assert codes is not None
-            weight = codes.plain()
-        return functional.linear(rows, weight.to(rows.device), layer.bias)
-
-    return forward
+    return lambda rows: functional.linear(rows, dense_weight(layer).to(rows.device), layer.bias)

@@ -280,17 +280,27 @@ def direct_path_objection(model: nn.Module, layers: int, site: Site, layer: int)
     return next((why for block in stack[layer:] if (why := normalises(block, family))), None)
 
 
-def widths(model: nn.Module, layers: int) -> dict[str, int]:
-    """The sites that at least one layer of this model has, each with its width."""
-    offered: dict[str, int] = {}
-    for site in SITES:
+def offered(model: nn.Module, layers: int) -> dict[str, Site]:
+    """The sites that at least one layer of this model has, each at the first of these layers."""
+    found: dict[str, Site] = {}
+    for name in SITES:
         for layer in range(layers):
             try:
-                offered[site] = find(model, layers, site, layer).width
+                found[name] = find(model, layers, name, layer)
                 break
             except Refusal:
                 continue
-    return offered
+    return found
+
+
+def widths(model: nn.Module, layers: int) -> dict[str, int]:
+    """The sites that at least one layer of this model has, each with its width."""
+    return {name: site.width for name, site in offered(model, layers).items()}
+
+
+def heads(model: nn.Module, layers: int) -> dict[str, int]:
+    """The sites of this model that are divided into heads, each with their number."""
+    return {name: site.heads for name, site in offered(model, layers).items() if site.heads}
 
 
 def has_layer_norm(model: nn.Module, layers: int) -> bool:
