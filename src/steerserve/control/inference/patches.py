@@ -29,8 +29,8 @@ from steerserve.rules.models import architecture
 from steerserve.settings import Settings
 
 KIND = "patches"
-FIRST_TOKENS = 2048
-"""The tokens of the cells of the first part of a sweep."""
+FIRST_PRODUCTS = 10**12
+"""The products of two numbers in whole passes over the cells of the first part of a sweep."""
 PART_SECONDS, SHORT_SECONDS = 4.0, 0.5
 """About the seconds that the engine works for a part: while no request runs, and beside requests."""
 
@@ -155,11 +155,12 @@ class PatchSweeps:
 
     async def _run(self, begun: _Begun, report: Report) -> Patches:
         cells, tokens = begun.cells, begun.base.count
-        # runs that begin with the same layer are read together
-        order = sorted(range(len(cells)), key=lambda at: cells[at].start[0])
+        # runs that begin with the same position are read together
+        order = sorted(range(len(cells)), key=lambda at: cells[at].start[1], reverse=True)
         values = [math.nan] * len(cells)
         noise: list[float] = []
-        size, done = max(1, FIRST_TOKENS // tokens), 0
+        _, facts = begun.resident.running()
+        size, done = max(1, FIRST_PRODUCTS // max(1, facts.parameters) // tokens), 0
         ends = 0.0, 0.0
         while done < len(order):
             places = order[done : done + size]

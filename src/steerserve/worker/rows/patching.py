@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from typing import Any, TypeVar, cast
 
 import torch
@@ -50,6 +49,10 @@ BLOCKS_KEPT = 64
 
 STREAM_BYTES = 64 << 20
 """The most bytes of the streams of runs that go through the layers together."""
+
+SHORT_WIDTH, WIDER = 6, 10
+"""Runs are read together where the longest of them has at most so many tokens, or at most one part in so many more than
+the shortest."""
 
 WIDE_BYTES = 1 << 30
 """The most bytes of weights in float32 that are kept from one layer to the next use of it."""
@@ -272,14 +275,22 @@ class Runs(ABC):
 
 @dataclass(slots=True)
 class _Group:
-    """Runs with these places that begin alike: with the layer `layer` and from the position `first` on. `stream`
-    [runs, T, hidden] enters the next layer, and `inner` is written to sites within the first one."""
+    """Runs that are read from the position `first` on. `coming` has the patches whose runs begin with a layer, with
+    their places. `places` are those of the runs that have begun, and `stream` [runs, T, hidden] enters the next layer."""
 
-    places: Sequence[int]
-    layer: int
     first: int
+    coming: dict[int, list[tuple[int, Writing]]] = field(default_factory=dict)
+    places: list[int] = field(default_factory=list)
     stream: Tensor = field(default_factory=lambda: torch.zeros(0))
-    inner: dict[Place, list[tuple[int, Writing]]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The number of its runs."""
+        return sum(map(len, self.coming.values()))
+
+    def enter(self, stream: Tensor) -> None:
+        """Take in the streams [runs, T, hidden] of runs that begin now."""
+        self.stream = torch.cat([self.stream, stream]) if self.places else stream
 
 
 class ByLayer(Runs):
@@ -298,7 +309,7 @@ class ByLayer(Runs):
         self._runs.prepare()
         self._layers = len(self._runs.layers)
         self._middle = self._layers // 2, len(texts[0]) // 2
-        self._starts = starts | {self._middle[0]}
+        self._starts = starts
         self._unembedding = unembedding
         self._at_once = _tokens_at_once(model)
         self._is_wide = model.device.type == "cpu" and model.dtype != torch.float32
@@ -312,11 +323,10 @@ class ByLayer(Runs):
         streams = [stream for stream, _ in entered]
         read = [values for _, values in entered]
         self.base, self.source = read[0], read[-1]
-        again = _Group([0], *self._middle)
+        middle, again = self._middle[0], _Group(self._middle[1])
         for layer in range(self._layers):
-            if layer == again.layer:
-                self.base.streams[layer] = streams[0][0].clone()
-                again.stream = streams[0][:, again.first :]
+            if layer == middle:
+                again.enter(streams[0][:, again.first :])
             for number, values in enumerate(read):
                 if layer in self._starts and number == 0:
                     values.streams[layer] = streams[0][0].clone()
@@ -327,7 +337,7 @@ class ByLayer(Runs):
                 )
                 values.pairs.append(pair)
                 values.values |= {place: torch.cat(parts) for place, parts in kept.items()}
-            if layer >= again.layer:
+            if layer >= middle:
                 yield from self._step(layer, again)
         self.base.streams[self._layers] = streams[0][0].clone()
         for stream, values in zip(streams, read, strict=True):
@@ -337,15 +347,12 @@ class ByLayer(Runs):
     def patched(self, written: Sequence[Writing], take: Take) -> Parts[None]:
         size = max(1, MOST_LOGITS // self._unembedding.vocabulary)
         for groups in self._batches(written):
-            for layer in range(groups[0].layer, self._layers):
+            begin = min(layer for group in groups for layer in group.coming)
+            for layer in range(begin, self._layers):
                 for group in groups:
-                    if group.layer == layer:
-                        self._enter(group, written)
-                    if group.layer <= layer:
-                        yield from self._step(layer, group)
+                    yield from self._step(layer, group)
             for group in groups:
-                if group.layer == self._layers:
-                    self._enter(group, written)
+                self._begin_runs(self._layers, group)
             places = [at for group in groups for at in group.places]
             ends = torch.cat([group.stream[:, -1] for group in groups])
             for first in range(0, len(places), size):
@@ -356,27 +363,29 @@ class ByLayer(Runs):
     # ------------------------------------------------------------- inside
 
     def _batches(self, written: Sequence[Writing]) -> list[list[_Group]]:
-        """Groups that go through the layers together, those that begin with the first layers first. Runs of a group
-        begin with the same layer, and are read from the first of their positions on, so those with the last positions
-        come first."""
-        tokens, batches, held = len(self.texts[0]), [[]], 0
-        size = self.model.hidden_size * 4
+        """Groups that go through the layers together. Runs of a group have about the same first position: all are read
+        from the earliest of them on."""
+        tokens, size = len(self.texts[0]), self.model.hidden_size * 4
+        groups: list[_Group] = []
+        shortest = 0
         order = sorted(range(len(written)), key=lambda at: _order(written[at].cell))
-        for layer, places in groupby(order, key=lambda at: written[at].cell.start[0]):
-            groups: list[_Group] = []
-            for at in places:
-                first = written[at].cell.start[1]
-                if groups and (len(groups[-1].places) + 1) * (tokens - first) <= self._at_once:
-                    groups[-1] = _Group([*groups[-1].places, at], layer, first)
-                else:
-                    groups.append(_Group([at], layer, first))
-            for group in groups:
-                needed = len(group.places) * (tokens - group.first) * size
-                if batches[-1] and held + needed > STREAM_BYTES:
-                    batches.append([])
-                    held = 0
-                batches[-1].append(group)
-                held += needed
+        for at in order:
+            layer, first = written[at].cell.start
+            width = tokens - first
+            if not groups or width > max(SHORT_WIDTH, shortest + shortest // WIDER):
+                groups.append(_Group(first))
+                shortest = width
+            groups[-1].first = first
+            groups[-1].coming.setdefault(layer, []).append((at, written[at]))
+        batches: list[list[_Group]] = [[]]
+        held = 0
+        for group in groups:
+            needed = group.size * (tokens - group.first) * size
+            if batches[-1] and held + needed > STREAM_BYTES:
+                batches.append([])
+                held = 0
+            batches[-1].append(group)
+            held += needed
         return batches
 
     def _embedded(self, ids: Sequence[int]) -> tuple[Tensor, ReadText]:
@@ -386,15 +395,20 @@ class ByLayer(Runs):
             block = self._new_block(ids, 0, len(ids))
         return block.stream, ReadText(values={place: parts[0] for place, parts in kept.items()})
 
-    def _enter(self, group: _Group, written: Sequence[Writing]) -> None:
-        """Give a group the stream that enters its first layer, with what is written to it."""
-        own = self.base.streams[group.layer][group.first :]
-        group.stream = own.expand(len(group.places), -1, -1).clone()
-        for run, place in enumerate(group.places):
-            one = written[place]
+    def _begin_runs(self, layer: int, group: _Group) -> dict[Place, list[tuple[int, Writing]]]:
+        """Let the runs of a group begin that begin with a layer. Returns what is written to sites within the layer, by
+        the number of the run."""
+        coming = group.coming.get(layer, [])
+        inner: dict[Place, list[tuple[int, Writing]]] = {}
+        if not coming:
+            return inner
+        own = self.base.streams[layer][group.first :]
+        stream = own.expand(len(coming), -1, -1).clone()
+        for number, (_, one) in enumerate(coming):
             cell = one.cell
             if cell.site not in (EMBED, RESID_PRE, RESID_POST):
-                group.inner.setdefault((cell.site, cell.layer), []).append((run, one))
+                run = len(group.places) + number
+                inner.setdefault((cell.site, cell.layer), []).append((run, one))
                 continue
             at = torch.tensor(cell.positions, device=own.device)
             value = one.values.to(own.device)
@@ -402,17 +416,28 @@ class ByLayer(Runs):
                 before, entered = self.base.values[EMBED, 0][at], own[at - group.first]
                 if not torch.equal(before, entered):  # positions are added to the embedding
                     value = (entered.float() + (value.float() - before.float())).to(own.dtype)
-            group.stream[run, at - group.first] = value
+            stream[number, at - group.first] = value
+        group.enter(stream)
+        group.places += [place for place, _ in coming]
+        return inner
 
     def _step(self, layer: int, group: _Group) -> Parts[None]:
-        """Run a group through a layer."""
+        """Run a group through a layer, some runs at a time."""
+        inner = self._begin_runs(layer, group)
         pair, before = self.base.pairs[layer], None
         if pair is not None and group.first:
             before = pair[0][:, :, : group.first], pair[1][:, :, : group.first]
-        inner = group.inner if layer == group.layer else {}
-        group.stream, _ = yield from self._through(
-            layer, self.texts[0], group.first, group.stream, before, partial(self._writing, inner)
-        )
+        outs = []
+        size = max(1, self._at_once // (len(self.texts[0]) - group.first))
+        for run in range(0, len(group.stream), size):
+            hooks = partial(self._writing, inner, run)
+            part = group.stream[run : run + size]
+            out, _ = yield from self._through(
+                layer, self.texts[0], group.first, part, before, hooks
+            )
+            outs.append(out)
+        if outs:
+            group.stream = torch.cat(outs)
 
     def _through(
         self,
@@ -479,10 +504,13 @@ class ByLayer(Runs):
                 stack.callback(site.hook(_copy_to(parts)).remove)
         return stack
 
-    def _writing(self, inner: Mapping[Place, list[tuple[int, Writing]]], start: int) -> ExitStack:
-        """While open, patches are written to sites."""
+    def _writing(
+        self, inner: Mapping[Place, list[tuple[int, Writing]]], run: int, start: int
+    ) -> ExitStack:
+        """While open, patches are written to sites, in a pass over the runs from `run` on."""
         stack = ExitStack()
-        for place, some in inner.items():
+        for place, ones in inner.items():
+            some = [(number - run, one) for number, one in ones]
             stack.callback(self.sites[place].hook(_write(some, start)).remove)
         return stack
 
@@ -544,7 +572,7 @@ def _write(some: Sequence[tuple[int, Writing]], start: int) -> AtSite:
         values = torch.zeros_like(value, dtype=torch.float32)
         for run, one in some:
             for at, position in enumerate(one.cell.positions):
-                if start <= position < start + value.shape[1]:
+                if 0 <= run < len(value) and start <= position < start + value.shape[1]:
                     places[run, position - start, one.columns] = True
                     values[run, position - start, one.columns] = one.values[at].float()
         return Moved((), values.new_zeros(1, 1, 1), Replaced(places, values))
@@ -554,7 +582,7 @@ def _write(some: Sequence[tuple[int, Writing]], start: int) -> AtSite:
 
 def _order(cell: Cell) -> tuple[int, int]:
     layer, position = cell.start
-    return layer, -position
+    return -position, layer
 
 
 def _nothing() -> None:
