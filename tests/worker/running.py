@@ -391,9 +391,9 @@ class Bench:
         self.batch.add(rows, is_seeded=False)
         return rows[0]
 
-    def patch(self, request: int, base: Sequence[int], source: Sequence[int], goal: Patch) -> None:
+    def patch(self, request: int, base: Sequence[int], goal: Patch) -> None:
         """Add a request for patches of one text with values of another."""
-        prompts = [Tokens(list(base)), Tokens(list(source))]
+        prompts = [Tokens(list(base))]
         where = self.model, self.context, lambda: Unembedding(self.model)
         rows = patch_rows(asking.read(request, prompts, goal), goal, *where)
         self.batch.add(rows, is_seeded=False)

@@ -161,10 +161,11 @@ class ReadActivations(ReadingGoal, frozen=True, kw_only=True):
 
 
 class Patch(ReadingGoal, frozen=True, kw_only=True):
-    """Read the first of two prompts, unsteered, with values of the second in the place of its own: once for each of
-    `cells`, and of `noise` with its own values. `pairs` has the positions of the second prompt for those of the first
-    that are others. With `is_noise` the first prompt is the clean one. The events are Started, then Patched."""
+    """Read the one prompt, unsteered, with values of the text of the tokens `source` in the place of its own: once for
+    each of `cells`, and for each of `noise` with its own values. `pairs` has the positions of `source` for those of the
+    prompt that are others. With `is_noise` the prompt is the clean text. The events are Started, then Patched."""
 
+    source: list[int]
     cells: list[Cell]
     noise: list[Cell]
     metric: Metric

@@ -94,8 +94,8 @@ class Hooks:
 
 def swept(model: Checkpoint, base: list[int], source: list[int], **fields: Any) -> Patched:
     bench = Bench(model)
-    goal = Patch(**{"metric": DIFFERENCE, "noise": [], **fields})
-    bench.patch(1, base, source, goal)
+    goal = Patch(**{"metric": DIFFERENCE, "noise": [], "source": source, **fields})
+    bench.patch(1, base, goal)
     bench.run()
     assert not bench.refused
     return bench.patched[1]

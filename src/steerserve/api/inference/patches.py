@@ -33,6 +33,7 @@ SITES_MAXIMUM = 16
 Position = Annotated[int, Field(ge=-POSITION_MAXIMUM, le=POSITION_MAXIMUM)]
 Positions = Annotated[list[Position], Field(min_length=1, max_length=PATCH_GROUPS)]
 Groups = Annotated[list[Positions], Field(min_length=1, max_length=PATCH_GROUPS)]
+Pair = Annotated[list[Position], Field(min_length=2, max_length=2)]
 SiteName = Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)]
 
 
@@ -77,10 +78,7 @@ class PatchesBody(RequestBody):
 
     clean: Written | PatchText
     corrupt: Written | PatchText
-    align: (
-        Annotated[list[tuple[Position, Position]], Field(min_length=1, max_length=PATCH_GROUPS)]
-        | None
-    ) = None
+    align: Annotated[list[Pair], Field(min_length=1, max_length=PATCH_GROUPS)] | None = None
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=SITES_MAXIMUM)]
     layers: Annotated[list[Id], Field(min_length=1, max_length=LAYERS_MAXIMUM)] | Literal["all"] = (
         "all"
@@ -102,7 +100,7 @@ def router(patches: PatchSweeps, settings: Settings) -> APIRouter:
         asked = PatchesRequest(
             clean=_text(body.clean),
             corrupt=_text(body.corrupt),
-            align=body.align,
+            align=None if body.align is None else [(one, other) for one, other in body.align],
             sites=body.sites,
             layers=body.layers,
             positions=body.positions,

@@ -71,14 +71,14 @@ class _Begun:
 
     def request(self, cells: Sequence[Cell], noise: Sequence[Cell]) -> m.Request:
         goal = m.Patch(
+            source=list(self.source.ids),
             cells=list(cells),
             noise=list(noise),
             metric=self.metric,
             pairs={at: other for at, other in self.pairs.items() if at != other},
             is_noise=self.asked.direction == "noise",
         )
-        prompts = [m.Tokens(list(text.ids)) for text in (self.base, self.source)]
-        return m.Request(goal=goal, prompts=prompts, client=KIND)
+        return m.Request(goal=goal, prompts=[m.Tokens(list(self.base.ids))], client=KIND)
 
 
 class PatchSweeps:

@@ -446,14 +446,15 @@ def patch_rows(
     context: int,
     unembedding: Callable[[], Unembedding],
 ) -> list[BatchRow]:
-    """One unsteered row, which reads the first of the two texts.
+    """One unsteered row, which reads the text that is patched.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED; SAE_INCOMPATIBLE for a site that a layer does not have; INVALID_PARAMETER for
             a text without tokens.
     """
-    base, source = (_read(prompt, model, context) for prompt in _prompts(request))
-    patching = Patching(model, base, source, goal, unembedding)
+    base = _read(_prompts(request)[0], model, context)
+    _read(m.Tokens(goal.source), model, context)
+    patching = Patching(model, base, goal, unembedding)
     return [BatchRow(request.id, 0, base, m.Suppressed(), patching)]
 
 

@@ -72,7 +72,7 @@ Parts = Generator[None, None, Result]
 
 
 class Patching(StateReading):
-    """Reads the text `base`, which is the prompt of its row, and the text `source`, and then `base` again with each of
+    """Reads the text `base`, which is the prompt of its row, and the source of `goal`, and then `base` again with each of
     the patches of `goal`."""
 
     needs_logits = True
@@ -81,14 +81,13 @@ class Patching(StateReading):
         self,
         model: Checkpoint,
         base: Sequence[int],
-        source: Sequence[int],
         goal: Patch,
         unembedding: Callable[[], Unembedding],
     ) -> None:
         super().__init__([find(model.model, model.layers, RESID_POST, model.layers - 1)])
         self._model = model
         self._base = base
-        self._source = source
+        self._source = goal.source
         self._goal = goal
         self._unembedding = unembedding
         self._sites = {
