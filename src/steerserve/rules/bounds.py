@@ -484,6 +484,14 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "tests/worker/rows/test_gradients.py::test_gradients_that_cannot_be_taken_are_refused_before_any_pass",
     ),
     Bound(
+        "bodies",
+        "asks for a large patch sweep at `/api/patches`",
+        "{PATCH_CELLS} cells, {PATCHES_MAX_TOKENS} cells times tokens; {PATCH_GROUPS} positions, groups and positions of a "
+        "group; {PATCH_NOISE_REPEATS} patches of a text into itself",
+        "400 `INVALID_PARAMETER` (422 for the lists) before the job; the job runs in parts beside requests",
+        "tests/api/inference/test_patches.py::test_a_sweep_that_is_too_large_is_refused_with_its_arithmetic",
+    ),
+    Bound(
         "documents",
         "circuit, cluster, bundle, definition of a pack",
         "{DOCUMENT_BYTES:bytes}, {DOCUMENT_LEVELS} objects and lists inside each other",
