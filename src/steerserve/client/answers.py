@@ -18,10 +18,7 @@ from steerserve.control.sensing.feature_views import FeatureDetails
 from steerserve.rules.inference.patches import PatchedCell, Patches
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from steerserve.client.arrays import Activations
+    from steerserve.client.arrays import Activations, Matrix
 
 _END = "[DONE]"
 _OF_CHUNKS = ("choices", "service")
@@ -423,17 +420,16 @@ class PatchSweep(Patches, frozen=True, kw_only=True):
         *,
         site: str | None = None,
         head: int | None = None,
-    ) -> NDArray[np.float64]:
+    ) -> Matrix:
         """A figure of the cells [layers, columns]: of a site, the first one where none is named, and of one head where
         one is named. A column is a group of positions, or a head at such a group. NaN where the figure is null."""
-        numpy = importlib.import_module("steerserve.client.arrays").np
         rows, columns, cells = self._table(site, head)
-        found: NDArray[np.float64] = numpy.full((len(rows), len(columns)), numpy.nan)
+        found: list[list[float | None]] = [[None] * len(columns) for _ in rows]
         for cell in cells:
-            value = getattr(cell, figure)
-            if value is not None:
-                found[rows.index(cell.layer), columns.index((cell.head, cell.positions))] = value
-        return found
+            place = columns.index((cell.head, cell.positions))
+            found[rows.index(cell.layer)][place] = getattr(cell, figure)
+        made: Matrix = importlib.import_module("steerserve.client.arrays").matrix(found)
+        return made
 
     def layers(self, site: str | None = None) -> list[int]:
         """The layers of the rows of `matrix`."""
@@ -453,7 +449,7 @@ class PatchSweep(Patches, frozen=True, kw_only=True):
         return "".join(shown.heat_map(*self._shown(site)) for site in sites)
 
     def _shown(self, site: str) -> tuple[str, list[str], dict[str, list[tuple[float, str]]]]:
-        """The title, the names of the columns, and the strength and the tooltip of each cell, by the name of its row."""
+        """The title, the names of the columns, and by the name of its row the strength and the tooltip of each cell."""
         rows, columns, cells = self._table(site, None)
         found = {(one.layer, one.head, one.positions): one for one in cells}
         titles = []

@@ -130,8 +130,8 @@ def tokens(pieces: Sequence[tuple[str, Mapping[str, float]]]) -> str:
 def heat_map(
     title: str, titles: Sequence[str], rows: Mapping[str, Sequence[tuple[float, str]]]
 ) -> str:
-    """A table of coloured cells: orange above 0, blue below. Each cell has a number, whose colour is full at 1 and -1, and
-    a tooltip. The keys of `rows` name the rows."""
+    """A table of coloured cells, each of a number and a tooltip: orange above 0 and blue below, full at 1 and -1. The
+    keys of `rows` name the rows."""
     head = "".join(f'<th style="writing-mode:vertical-rl">{escape(one)}</th>' for one in titles)
     body = []
     for name, cells in rows.items():

@@ -486,8 +486,8 @@ BOUNDS: Final[tuple[Bound, ...]] = (
     Bound(
         "bodies",
         "asks for a large patch sweep at `/api/patches`",
-        "{PATCH_CELLS} cells, {PATCHES_MAX_TOKENS} cells times tokens; {PATCH_GROUPS} positions, groups and positions of a "
-        "group; {PATCH_NOISE_REPEATS} patches of a text into itself",
+        "{PATCH_CELLS} cells, {PATCHES_MAX_TOKENS} cells times tokens; {PATCH_GROUPS} positions, groups and positions "
+        "of a group; {PATCH_NOISE_REPEATS} patches of a text into itself",
         "400 `INVALID_PARAMETER` (422 for the lists) before the job; the job runs in parts beside requests",
         "tests/api/inference/test_patches.py::test_a_sweep_that_is_too_large_is_refused_with_its_arithmetic",
     ),

@@ -52,7 +52,9 @@ class Swept:
         assert (job["kind"], job["state"], job["error"]) == ("patches", "done", None)
         return dict(job["result"])
 
-    def logits(self, ids: list[int], layer: int = -1, position: int = 0, value: Any = None) -> Tensor:
+    def logits(
+        self, ids: list[int], layer: int = -1, position: int = 0, value: Any = None
+    ) -> Tensor:
         """The logits after a text, with a value in the place of its own behind a layer; and these values."""
 
         def edit(_: Any, __: Any, output: Any) -> Any:
@@ -124,7 +126,9 @@ def test_metrics_are_those_of_the_next_token(swept: Swept) -> None:
         swept.logits(swept.ids(text)).log_softmax(-1) for text in (swept.clean, swept.corrupt)
     )
     found = swept.sweep(metric={"kind": "logprob", "target_token": TARGET}, positions=[-1])
-    assert [found["clean"], found["corrupt"]] == near([float(clean[TARGET]), float(corrupt[TARGET])])
+    assert [found["clean"], found["corrupt"]] == near(
+        [float(clean[TARGET]), float(corrupt[TARGET])]
+    )
     found = swept.sweep(metric={"kind": "kl"}, positions="all")
     distance = float((clean.exp() * (clean - corrupt)).sum())
     assert [found["clean"], found["corrupt"]] == near([0.0, distance])

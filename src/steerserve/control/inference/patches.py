@@ -1,4 +1,4 @@
-"""Patch sweeps on the resident model: what the values of one text do in another. They are computed as parts of a job."""
+"""Patch sweeps on the resident model: what the values of one text do in another. The cells are parts of a job."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class PatchesRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A sweep of the resident model: its cells, those that are patched with the text's own values, and the tokens of the
-    text that is patched and of the other one."""
+    """A sweep of the resident model: its cells, those that are patched with the text's own values, the text that is
+    patched, and the other one."""
 
     asked: PatchesRequest
     resident: Resident

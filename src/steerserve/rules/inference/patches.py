@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -46,8 +46,8 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class PatchedCell(Form, frozen=True, kw_only=True):
-    """A patch and the metric with it. `normalised` is 0 where the patch changes nothing, and 1 where the patched run has
-    the metric of the clean text in a `denoise` sweep; it is null where the texts differ by no more than the noise."""
+    """A patch and the metric with it. `normalised` is 0 where this is the metric of the corrupt text, and 1 where it is
+    that of the clean one. It is null where the texts differ by no more than the noise."""
 
     site: str
     layer: int
@@ -58,8 +58,8 @@ class PatchedCell(Form, frozen=True, kw_only=True):
 
 
 class Patches(Form, frozen=True, kw_only=True):
-    """A patch sweep. `clean` and `corrupt` are the metric of the two texts. `noise_floor` is the largest difference that
-    a patch of a text into itself makes. `tokens` are the tokens of the text that is patched, which positions count."""
+    """A patch sweep. `clean` and `corrupt` are the metric of the two texts. `noise_floor` is the largest difference of the
+    metric that a patch of a text into itself makes. `tokens` are those of the text that is patched."""
 
     model: str
     system_fingerprint: str
@@ -83,6 +83,13 @@ class Sweep:
     has_heads: bool
     pairs: Mapping[int, int]
     tokens: int
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of positions."""
+        if self.positions == "each":
+            return len(self.pairs)
+        return 1 if self.positions == "all" else len(self.positions)
 
 
 def paired(
@@ -132,7 +139,7 @@ def check_sweep(
         len(_layers(sweep, site, layers)) * (heads[site] if sweep.has_heads else 1)
         for site in sweep.sites
     )
-    groups = {"each": len(sweep.pairs), "all": 1}.get(str(sweep.positions), len(sweep.positions))
+    groups = sweep.groups
     cells = places * groups
     counted = f"{places} places x {groups} groups of positions are {cells} cells"
     if cells > PATCH_CELLS:
@@ -192,7 +199,7 @@ def described(
         head=UNSET if cell.head is None else cell.head,
         positions=cell.positions,
         value=value,
-        normalised=None if abs(span) <= noise_floor else (value - corrupt) / span,
+        normalised=None if abs(span) <= noise_floor else (value - corrupt) / span + 0.0,  # no -0
     )
 
 
@@ -210,13 +217,13 @@ def _groups(sweep: Sweep) -> list[tuple[int, ...]]:
         return [(at,) for at in known]
     if wanted == "all":
         return [tuple(known)]
-    groups = []
-    for place, group in enumerate(wanted):
+    groups: list[tuple[int, ...]] = []
+    for place, group in enumerate(cast("Sequence[int | Sequence[int]]", wanted)):
         where = f"positions[{place}]"
         if isinstance(group, int):
             groups.append((_known(sweep, group, where),))
             continue
-        found = [_known(sweep, int(at), f"{where}[{i}]") for i, at in enumerate(group)]
+        found = [_known(sweep, at, f"{where}[{i}]") for i, at in enumerate(group)]
         if len(set(found)) < len(found):
             raise _refused(where, "a position is there twice")
         groups.append(tuple(found))

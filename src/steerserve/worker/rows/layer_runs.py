@@ -115,8 +115,8 @@ class LayerRuns:
 
 
 class WideLayer:
-    """A decoder layer that computes in float32, by the library's code. It keeps a copy of its packed weights until it is
-    let go of. `size` is the number of bytes of the copy."""
+    """A decoder layer that computes in float32, by the library's code. It has a copy of its packed weights, of `size`
+    bytes."""
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer

@@ -72,8 +72,8 @@ Parts = Generator[None, None, Result]
 
 
 class Patching(StateReading):
-    """Reads the text `base`, which is the prompt of its row, and the source of `goal`, and then `base` again with each of
-    the patches of `goal`."""
+    """Reads the text `base`, which is the prompt of its row, and the source of `goal`, and then `base` again with each
+    patch of `goal`."""
 
     needs_logits = True
 
@@ -217,7 +217,7 @@ class Measure:
         self._clean = clean.log_softmax(-1) if metric.kind == "kl" else clean
 
     def read(self, logits: Tensor) -> list[float]:
-        """The metric of each run, of logits [runs, vocabulary] in float32. It is not finite where the logits are not."""
+        """The metric of each run, from logits [runs, vocabulary] in float32; NaN where these are not finite."""
         metric = self._metric
         if metric.kind == "logit_difference":
             found = logits[:, metric.target] - logits[:, metric.against]
@@ -240,8 +240,8 @@ class Writing:
 
 @dataclass(slots=True)
 class ReadText:
-    """What was read of a text: the logits [vocabulary] after it in float32, and the values [T, width] of sites. `streams`
-    has the stream [T, hidden] that enters some layers, and `pairs` the keys and values of each layer."""
+    """What was read of a text: the logits [vocabulary] after it in float32, and the values [T, width] of sites.
+    `streams` has the stream [T, hidden] that enters some layers, and `pairs` the keys and values of each layer."""
 
     logits: Tensor = field(default_factory=lambda: torch.zeros(0))
     values: dict[Place, Tensor] = field(default_factory=dict)
@@ -275,7 +275,7 @@ class Runs(ABC):
 @dataclass(slots=True)
 class _Group:
     """Runs that are read from the position `first` on. `coming` has the patches whose runs begin with a layer, with
-    their places. `places` are those of the runs that have begun, and `stream` [runs, T, hidden] enters the next layer."""
+    their places. `places` are those of the runs that have begun. `stream` [runs, T, hidden] enters the next layer."""
 
     first: int
     coming: dict[int, list[tuple[int, Writing]]] = field(default_factory=dict)
