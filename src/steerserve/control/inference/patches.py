@@ -31,8 +31,9 @@ from steerserve.settings import Settings
 KIND = "patches"
 FIRST_PRODUCTS = 10**12
 """The products of two numbers in whole passes over the cells of the first part of a sweep."""
-PART_SECONDS, SHORT_SECONDS = 4.0, 0.5
-"""About the seconds that the engine works for a part: while no request runs, and beside requests."""
+PART_SECONDS, BESIDE_SHARE = 4.0, 8
+"""About the seconds that the engine works for a part while no request runs; beside requests, for one part in so many of
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,8 @@ class PatchSweeps:
         values = [math.nan] * len(cells)
         noise: list[float] = []
         _, facts = begun.resident.running()
-        size, done = max(1, FIRST_PRODUCTS // max(1, facts.parameters) // tokens), 0
+        products = FIRST_PRODUCTS // (BESIDE_SHARE if self._reader.is_used else 1)
+        size, done = max(1, products // max(1, facts.parameters) // tokens), 0
         ends = 0.0, 0.0
         while done < len(order):
             places = order[done : done + size]
@@ -169,6 +171,7 @@ class PatchSweeps:
                 begun.resident,
                 partial(_patched, begun, request),
                 check=begun.resident.running,
+                is_gentle=True,
             )
             (read,) = turn.read
             for at, value in zip(places, read.cells, strict=True):
@@ -177,11 +180,7 @@ class PatchSweeps:
                 ends, noise = (read.clean, read.corrupt), read.noise
             done += len(places)
             report(done / len(order), f"{done} of {len(order)} cells are computed")
-            wanted = SHORT_SECONDS if turn.pause else PART_SECONDS
-            if read.seconds > wanted:
-                size = max(1, size // 2)
-            elif read.seconds < wanted / 2:
-                size *= 2
+            size = _next_size(size, read.seconds, is_beside=self._reader.is_used)
             if turn.is_paced or done < len(order):
                 await asyncio.sleep(turn.pause)
         clean, corrupt = ends
@@ -201,6 +200,12 @@ class PatchSweeps:
             ],
             tokens=begun.base.pieces,
         )
+
+
+def _next_size(size: int, seconds: float, *, is_beside: bool) -> int:
+    """The number of cells of the next part, after one of `size` cells for which the engine worked so long."""
+    wanted = PART_SECONDS / BESIDE_SHARE if is_beside else PART_SECONDS
+    return max(1, int(size * min(2.0, wanted / max(seconds, 1e-3))))
 
 
 async def _patched(begun: _Begun, request: m.Request) -> list[m.Patched]:

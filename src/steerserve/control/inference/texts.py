@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import structs
 
@@ -33,6 +33,14 @@ Take = Callable[[m.Outcome], Read | None]
 """Gives what is read of a text from an outcome of its choice; None where the outcome does not have it."""
 Taking = Callable[[], Take[Read]]
 """Begins to take what is read of the texts of one request."""
+
+
+@runtime_checkable
+class _Timed(Protocol):
+    """An outcome that says how many seconds the engine worked for it."""
+
+    @property
+    def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,25 +118,25 @@ class TextReader:
         """
         async with self._queue.spare() as part, self._conductor.in_flight(resident):
             check()
-            is_paced = part.is_beside or (is_gentle and self._is_used)
+            is_paced = part.is_beside or (is_gentle and self.is_used)
             begun = time.monotonic()
             read = await work()
             seconds = time.monotonic() - begun
-        if not self._is_used:
+        if not self.is_used:
             return Turn(read, 0.0, is_paced)
         # without a pace, requests take at most twice as long
         pause = pacing.pause(seconds, _worked(read)) if is_paced else seconds
         return Turn(read, pause, is_paced)
 
     @property
-    def _is_used(self) -> bool:
+    def is_used(self) -> bool:
         """Whether a request runs."""
         return self._queue.counts().holding > 0
 
 
 def _worked(read: Sequence[object]) -> float | None:
     """How long the engine worked for texts; None where it does not say so."""
-    told = [one.seconds for one in read if isinstance(one, m.ActivationsRead | m.Patched)]
+    told = [one.seconds for one in read if isinstance(one, _Timed)]
     return sum(told) if told else None
 
 
