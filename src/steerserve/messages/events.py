@@ -39,11 +39,11 @@ class Progress(Message, frozen=True):
 class Loaded(Message, frozen=True):
     """Facts of the loaded model. Sizes are in tokens, features and MiB; `quantization` is the form in which it is held.
     `site_widths` has the width of every site that an SAE may read and write here, by its name in
-    `rules.sae_sites.SITES`, and `site_heads` the heads of those that have heads. `row_steps` says whether rows share
-    passes, and `seeded_rows` whether seeded rows do; None where there are none. Engines with the same `probe` compute the same logits, bit for bit; it is empty where
-    this was not tried out. `cuda_graphs` says how decode passes are run; None for a model without such passes.
-    `compiled_functions` is None for a model on cards. `generation_config` is None for a model that writes no text, and
-    for a file that recommends no sampling."""
+    `rules.sae_sites.SITES`, and `site_heads` the heads of those that have heads. `row_steps` says whether rows
+    share passes, and `seeded_rows` whether seeded rows do; None where there are none. Engines with the same `probe`
+    compute the same logits, bit for bit; it is empty where this was not tried out. `cuda_graphs` says how decode
+    passes are run; None for a model without such passes. `compiled_functions` is None for a model on cards.
+    `generation_config` is None for a model that writes no text, and for a file that recommends no sampling."""
 
     id: int
     architecture: str

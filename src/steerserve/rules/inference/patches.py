@@ -58,8 +58,8 @@ class PatchedCell(Form, frozen=True, kw_only=True):
 
 
 class Patches(Form, frozen=True, kw_only=True):
-    """A patch sweep. `clean` and `corrupt` are the metric of the two texts. `noise_floor` is the largest difference of the
-    metric that a patch of a text into itself makes. `tokens` are those of the text that is patched."""
+    """A patch sweep. `clean` and `corrupt` are the metric of the two texts. `noise_floor` is the largest difference
+    of the metric that a patch of a text into itself makes. `tokens` are those of the text that is patched."""
 
     model: str
     system_fingerprint: str
