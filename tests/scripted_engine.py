@@ -230,6 +230,12 @@ class ScriptedEngine(Engine):
             for choice in range(len(request.prompts)):
                 yield m.StatesRead(1, choice, 1, bytes(4 * HIDDEN * len(goal.layers)))
             return
+        if isinstance(goal, m.Patch):
+            await self._read("patches")
+            yield m.Started(1, [3])
+            values = [float(cell.positions[0]) for cell in goal.cells]
+            yield m.Patched(1, 0, 2.0, 0.0, values, [self._launcher.noise] * len(goal.noise))
+            return
         if isinstance(goal, m.ReadActivations):
             await self._read("activations")
             yield m.Started(1, [3] * len(request.prompts))
@@ -339,6 +345,8 @@ class Launcher:
         self.has_nodes = False
         self.cluster_nodes: Callable[[Sequence[str]], Sequence[SeenNode]] = lambda _: ()
         """The nodes of the cluster, as they see these folders."""
+        self.noise = 0.125
+        """The metric of each patch of a text into itself."""
         self.made: m.Attached | None = None
         """The answer to the next attaches; None stands for a plain answer."""
         self._gates: dict[str, Gate] = {}

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import steerserve
@@ -261,6 +262,28 @@ def test_a_contrast_is_waited_for_and_listed(client: Client) -> None:
     assert found.answer.texts.positives == 3
     begun = client.features.begin_contrast(boats, farms, top=4)
     assert client.jobs.wait(begun.id, progress=False).result is not None
+
+
+def test_a_patch_sweep_is_a_matrix(client: Client) -> None:
+    texts = "Tom had a ball.", "Sue had a ball."
+    sites = ["resid_post", "hook_z"]
+    sweep = client.steering.patches(*texts, sites=sites, metric={"kind": "kl"}, progress=False)
+    matrix = sweep.matrix()
+    assert matrix.shape == (len(sweep.layers()), len(sweep.tokens))
+    assert matrix[-1, -1] == pytest.approx(1.0, abs=1e-3)
+    values = [one.value for one in sweep.cells if one.site == "hook_z"]
+    assert sweep.matrix("value", site="hook_z").flatten().tolist() == values
+    assert sweep._repr_html_().count("<td") == len(sweep.cells)
+    asked = {"sites": ["hook_z"], "metric": {"kind": "kl"}, "heads": "each", "positions": "all"}
+    heads = client.steering.patches(*texts, progress=False, **asked).matrix()
+    assert heads.shape[0] == len(sweep.layers())
+    assert heads.shape[1] > 1
+    begun = client.steering.begin_patches(*texts, sites=sites, metric={"kind": "kl"})
+    assert client.jobs.wait(begun.id, progress=False).result is not None
+    same = client.steering.patches(
+        texts[0], texts[0], progress=False, sites=sites, metric={"kind": "kl"}
+    )
+    assert np.isnan(same.matrix()).all()
 
 
 def test_effects_are_waited_for(client: Client) -> None:

@@ -59,6 +59,14 @@ PROBE = {
     "weights": [{"layer": 2, "data": "AACAPwAAAEA=", "shape": [2], "bias": 0.5}],
 }
 
+PATCHES = {
+    "clean": "One day",
+    "corrupt": {"text": "One sea"},
+    "sites": ["hook_z"],
+    "layers": [0],
+    "metric": {"kind": "logit_difference", "target_token": 5, "against_token": 6},
+    "noise_repeats": 1,
+}
 LENS = {"name": "l{unique}", "source": "local", "local_path": "{lens_file}"}
 
 CAPTURE = {
@@ -158,6 +166,9 @@ ROUTES: tuple[tuple[float, str, str, Any], ...] = (
         "/api/attribution",
         {"text": "One day", "position": -1, "target_token": 5, "against_token": 6, "top": 3},
     ),
+    (0.3, "POST", "/api/patches", PATCHES),
+    (0.3, "POST", "/api/patches?wait=true", PATCHES | {"positions": [[0, -1]], "heads": "each"}),
+    (0.3, "POST", "/api/patches?wait=true", PATCHES | {"align": [[0, 0]], "direction": "noise"}),
     (1, "GET", "/api/runs?limit=5", None),
     (1, "GET", "/api/runs/{run}", None),
     (1, "POST", "/api/runs/{run}/replay", None),

@@ -31,6 +31,8 @@ from steerserve.messages import (
     Lens,
     LensRead,
     PartsRead,
+    Patch,
+    Patched,
     Piece,
     Places,
     Plan,
@@ -65,6 +67,7 @@ from steerserve.worker.batch.admission import (
     attribution_rows,
     lens_rows,
     part_rows,
+    patch_rows,
     pooling_rows,
     rows_of,
     scoring_rows,
@@ -227,6 +230,7 @@ class Bench:
         self.pooled: dict[tuple[int, int], Pooled] = {}
         self.lenses: dict[int, LensRead] = {}
         self.attributed: dict[int, Attributed] = {}
+        self.patched: dict[int, Patched] = {}
         self.states: dict[tuple[int, int], StatesRead] = {}
         self.sparse: dict[tuple[int, int], ActivationsRead] = {}
         self.pieces: dict[tuple[int, int], list[PartsRead]] = defaultdict(list)
@@ -393,6 +397,13 @@ class Bench:
         self.batch.add(rows, is_seeded=False)
         return rows[0]
 
+    def patch(self, request: int, base: Sequence[int], goal: Patch) -> None:
+        """Add a request for patches of one text with values of another."""
+        prompts = [Tokens(list(base))]
+        where = self.model, self.context, lambda: Unembedding(self.model)
+        rows = patch_rows(asking.read(request, prompts, goal), goal, *where)
+        self.batch.add(rows, is_seeded=False)
+
     def read_states(
         self,
         request: int,
@@ -533,6 +544,8 @@ class Bench:
                 self.lenses[outcome.id] = outcome
             case Attributed():
                 self.attributed[outcome.id] = outcome
+            case Patched():
+                self.patched[outcome.id] = outcome
             case StatesRead():
                 self.states[outcome.id, outcome.choice] = outcome
             case ActivationsRead():

@@ -15,6 +15,7 @@ from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import lens as lens_routes
 from steerserve.api.inference import lenses as trained_lens_routes
 from steerserve.api.inference import measuring as measuring_routes
+from steerserve.api.inference import patches as patch_routes
 from steerserve.api.inference import runs as run_routes
 from steerserve.api.inference import suggestions as suggestion_routes
 from steerserve.api.inference import tokens as token_routes
@@ -99,9 +100,10 @@ def management(owners: Owners) -> list[APIRouter]:
         token_routes.router(owners.speller, owners.settings),
         job_routes.router(owners.jobs),
         run_routes.router(owners.runs, _intake(owners).again, owners.settings),
-        lens_routes.router(owners.lenses, owners.settings),
+        lens_routes.router(owners.lenses, owners.speller, owners.settings),
         trained_lens_routes.router(owners.trained_lenses),
         contrast_routes.router(owners.contrasts, owners.settings),
+        patch_routes.router(owners.patches, owners.settings),
         corpus_routes.router(owners.corpora, owners.settings),
         capture_routes.router(owners.captures, owners.settings),
         effect_routes.router(owners.effects, owners.settings),

@@ -29,6 +29,7 @@ from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.lookups import Lookups
 from steerserve.control.inference.measuring import VectorMeasurements
+from steerserve.control.inference.patches import PatchSweeps
 from steerserve.control.inference.queue import Queue
 from steerserve.control.inference.runs import Runs
 from steerserve.control.inference.spelling import Speller
@@ -385,7 +386,6 @@ class Owners:
             self.generation,
             self.served,
             self.conductor,
-            self.speller,
             self.features,
             self.trained_lenses,
             self.paths,
@@ -405,6 +405,7 @@ class Owners:
             self.settings, self.conductor, self.texts, self.features, self.corpus_results
         )
         self.contrasts = Contrasts(self.conductor, self.texts, self.features, self.jobs)
+        self.patches = PatchSweeps(settings, self.conductor, self.texts, self.speller, self.jobs)
         self.corpora = Corpora(
             settings,
             self.corpus_store,

@@ -7,15 +7,18 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import UNSET
 
 from steerserve.client import shown
 from steerserve.client.faults import ODD, UnexpectedAnswer, from_error
 from steerserve.control.inference import views
 from steerserve.control.sensing.feature_views import FeatureDetails
+from steerserve.rules.inference.patches import PatchedCell, Patches
 
 if TYPE_CHECKING:
-    from steerserve.client.arrays import Activations
+    from steerserve.client.arrays import Activations, Matrix
 
 _END = "[DONE]"
 _OF_CHUNKS = ("choices", "service")
@@ -406,6 +409,63 @@ class Comparison(views.Comparison, frozen=True, kw_only=True):
     def _repr_html_(self) -> str:
         titles = [f"intensity {side.intensity:g}" for side in self.sides]
         return shown.columns(titles, [escape(side.text) for side in self.sides])
+
+
+class PatchSweep(Patches, frozen=True, kw_only=True):
+    """A patch sweep."""
+
+    def matrix(
+        self,
+        figure: Literal["normalised", "value"] = "normalised",
+        *,
+        site: str | None = None,
+        head: int | None = None,
+    ) -> Matrix:
+        """A figure of the cells [layers, columns]: of a site, the first one where none is named, and of one head where
+        one is named. A column is a group of positions, or a head at such a group. NaN where the figure is null."""
+        rows, columns, cells = self._table(site, head)
+        found: list[list[float | None]] = [[None] * len(columns) for _ in rows]
+        for cell in cells:
+            place = columns.index((cell.head, cell.positions))
+            found[rows.index(cell.layer)][place] = getattr(cell, figure)
+        made: Matrix = importlib.import_module("steerserve.client.arrays").matrix(found)
+        return made
+
+    def layers(self, site: str | None = None) -> list[int]:
+        """The layers of the rows of `matrix`."""
+        return self._table(site, None)[0]
+
+    def _table(
+        self, site: str | None, head: int | None
+    ) -> tuple[list[int], list[tuple[object, tuple[int, ...]]], list[PatchedCell]]:
+        site = self.cells[0].site if site is None else site
+        cells = [one for one in self.cells if one.site == site and head in (None, one.head)]
+        rows = dict.fromkeys(one.layer for one in cells)
+        columns = dict.fromkeys((one.head, one.positions) for one in cells)
+        return list(rows), list(columns), cells
+
+    def _repr_html_(self) -> str:
+        sites = dict.fromkeys(one.site for one in self.cells)
+        return "".join(shown.heat_map(*self._shown(site)) for site in sites)
+
+    def _shown(self, site: str) -> tuple[str, list[str], dict[str, list[tuple[float, str]]]]:
+        """The title, the names of the columns, and by the name of its row the strength and the tooltip of each cell."""
+        rows, columns, cells = self._table(site, None)
+        found = {(one.layer, one.head, one.positions): one for one in cells}
+        titles = []
+        for head, positions in columns:
+            text = self.tokens[positions[0]] if len(positions) == 1 else f"{len(positions)} tokens"
+            titles.append(text if head is UNSET else f"head {head} {text}")
+        marks: dict[str, list[tuple[float, str]]] = {}
+        for layer in rows:
+            marks[str(layer)] = [
+                (
+                    one.normalised or 0.0,
+                    f"layer {layer}, positions {list(one.positions)}: {one.value:.4g}",
+                )
+                for one in (found[layer, head, positions] for head, positions in columns)
+            ]
+        return f"{site}, {self.direction}", titles, marks
 
 
 class Feature(FeatureDetails, frozen=True, kw_only=True):

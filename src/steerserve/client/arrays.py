@@ -17,6 +17,14 @@ except ModuleNotFoundError:
     raise ImportError(text) from None
 
 
+Matrix = NDArray[np.float64]
+
+
+def matrix(rows: Sequence[Sequence[float | None]]) -> Matrix:
+    """Numbers as an array [rows, columns], with NaN for None."""
+    return np.array(rows, dtype=np.float64)
+
+
 @dataclass(frozen=True, slots=True)
 class StrongFeature:
     """A feature with its largest activation in a text, and the position and the token where it is."""

@@ -9,7 +9,7 @@ from typing import Literal, overload
 
 import msgspec
 
-from steerserve.client.answers import Feature
+from steerserve.client.answers import Feature, PatchSweep
 from steerserve.client.calls import (
     Awaited,
     Blocking,
@@ -170,6 +170,7 @@ from steerserve.control.steering.views import (
 )
 from steerserve.logs.lines import Level, LogLine, LogLines
 from steerserve.rules.inference.lens import LensRecord
+from steerserve.rules.inference.patches import Patches
 from steerserve.rules.inference.runs import Replayed, RunSummary, ShownRun
 from steerserve.rules.jobs import JobFacts
 from steerserve.rules.models.breaker import BreakerStatus
@@ -559,6 +560,47 @@ class Steering(Noun[Mode]):
     @route("DELETE", "/api/saes/steering")
     def clear(self, *, sae_id: str | None = None, layer: int | None = None) -> SteeringState:
         """Clear all values: of the named SAE, else of every SAE."""
+
+    @route("POST", "/api/patches", query=("wait",), read=job_of)
+    def begin_patches(
+        self,
+        clean: str | Mapping[str, object],
+        corrupt: str | Mapping[str, object],
+        *,
+        sites: Sequence[str],
+        metric: Mapping[str, object],
+        align: Sequence[Sequence[int]] | None = None,
+        layers: Sequence[int] | Literal["all"] = "all",
+        positions: Sequence[int] | Sequence[Sequence[int]] | Literal["each", "all"] = "each",
+        heads: Literal["each"] | None = None,
+        direction: Literal["denoise", "noise"] = "denoise",
+        noise_repeats: int = 4,
+        wait: bool = False,
+    ) -> JobRecord:
+        """Begin the job of a patch sweep. `patches` waits for it."""
+
+    @composed
+    def patches(
+        self,
+        /,
+        clean: str | Mapping[str, object],
+        corrupt: str | Mapping[str, object],
+        *,
+        progress: bool = True,
+        **fields: object,
+    ) -> Steps[PatchSweep]:
+        """What the values of one text do in another, place by place. The other fields are those of `begin_patches`.
+
+        Args:
+            progress: whether a bar shows how far it is.
+        """
+        body = {"clean": clean, "corrupt": corrupt, **fields}
+        retries = self._runner.retries
+        begun = job_of((yield from answered(Call("POST", "/api/patches", body=body), retries)))
+        job = yield from until_over(begun.id, retries, progress=progress)
+        if not isinstance(job.result, Patches):
+            raise UnexpectedAnswer("the job has no patch sweep as its result")
+        return msgspec.convert(msgspec.to_builtins(job.result), PatchSweep)
 
     @route("POST", "/api/effects", query=("wait",), read=job_of)
     def begin_effects(

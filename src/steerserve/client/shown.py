@@ -31,6 +31,7 @@ EMPTY: tuple[object, ...] = (None, [], {})
 """Values that are not shown."""
 _PLAIN = 'style="text-align:left;vertical-align:top"'
 _COLOUR = "255,140,0"
+_OTHER_COLOUR = "30,100,220"
 
 
 def facts(entry: object) -> dict[str, object]:
@@ -124,6 +125,26 @@ def tokens(pieces: Sequence[tuple[str, Mapping[str, float]]]) -> str:
         style = f"background:rgba({_COLOUR},{share})"
         spans.append(f'<span style="{style}" title="{escape(title)}">{escape(text)}</span>')
     return f'<div style="white-space:pre-wrap">{"".join(spans)}</div>'
+
+
+def heat_map(
+    title: str, titles: Sequence[str], rows: Mapping[str, Sequence[tuple[float, str]]]
+) -> str:
+    """A table of coloured cells, each of a number and a tooltip: orange above 0 and blue below, full at 1 and -1. The
+    keys of `rows` name the rows."""
+    head = "".join(f'<th style="writing-mode:vertical-rl">{escape(one)}</th>' for one in titles)
+    body = []
+    for name, cells in rows.items():
+        marks = []
+        for value, tooltip in cells:
+            colour = _COLOUR if value > 0 else _OTHER_COLOUR
+            style = f"background:rgba({colour},{round(min(abs(value), 1.0), 3)})"
+            marks.append(f'<td style="{style}" title="{escape(tooltip)}"></td>')
+        body.append(f"<tr><th>{escape(name)}</th>{''.join(marks)}</tr>")
+    return (
+        f"<div><strong>{escape(title)}</strong><table><thead><tr><th></th>{head}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
 
 
 def frame(entries: Iterable[object]) -> Any:

@@ -504,9 +504,23 @@ class PartsRead(Message, frozen=True):
     seconds: float = 0.0
 
 
-Outcome = (
-    Piece | Scored | Embedded | LensRead | Attributed | StatesRead | ActivationsRead | PartsRead
-)
+class Patched(Message, frozen=True):
+    """The metric of the clean and of the corrupt text, of each cell, and of each patch of a text into itself. `seconds`
+    is how long the engine worked."""
+
+    id: int
+    choice: int
+    clean: float
+    corrupt: float
+    cells: list[float]
+    noise: list[float]
+    seconds: float = 0.0
+
+
+ReadOutcome = Scored | Embedded | LensRead | Attributed | StatesRead | ActivationsRead | Patched
+"""The one outcome of a choice that is only read."""
+
+Outcome = Piece | ReadOutcome | PartsRead
 
 
 class Stepped(Message, frozen=True):
@@ -572,4 +586,4 @@ def is_last(event: Outcome) -> bool:
         return bool(event.finish)
     if isinstance(event, PartsRead):
         return event.is_last
-    return isinstance(event, (Scored, Embedded, LensRead, Attributed, StatesRead, ActivationsRead))
+    return isinstance(event, ReadOutcome)

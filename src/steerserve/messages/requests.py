@@ -22,6 +22,7 @@ from steerserve.messages.values import (
     Suppressed,
 )
 from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
+from steerserve.rules.inference.patches import Cell, Metric
 from steerserve.rules.steering.edits import Edit
 
 
@@ -164,7 +165,22 @@ class ReadParts(ReadingGoal, frozen=True):
     prompt PartsRead until its last."""
 
 
-Goal = Generate | Score | Embed | Lens | Attribute | ReadStates | ReadActivations | ReadParts
+class Patch(ReadingGoal, frozen=True, kw_only=True):
+    """Read the one prompt, unsteered, with values of the text of the tokens `source` in the place of its own: once for
+    each of `cells`, and for each of `noise` with its own values. `pairs` has the positions of `source` for those of the
+    prompt that are others. With `is_noise` the prompt is the clean text. The events are Started, then Patched."""
+
+    source: list[int]
+    cells: list[Cell]
+    noise: list[Cell]
+    metric: Metric
+    pairs: dict[int, int] = {}
+    is_noise: bool = False
+
+
+Goal = (
+    Generate | Score | Embed | Lens | Attribute | ReadStates | ReadActivations | ReadParts | Patch
+)
 
 
 class Request(Message, frozen=True, kw_only=True):

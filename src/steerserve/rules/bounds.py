@@ -126,6 +126,12 @@ ATTRIBUTION_POSITIONS: Final = 4096
 """Positions times steps of an attribution by gradients."""
 ATTRIBUTION_STEPS: Final = 256
 """Steps of an attribution by integrated gradients."""
+PATCH_CELLS: Final = 65_536
+"""Cells of a patch sweep."""
+PATCH_GROUPS: Final = 16_384
+"""Positions, groups of positions, positions of a group, and pairs of `align` of a patch sweep."""
+PATCH_NOISE_REPEATS: Final = 64
+"""Patches of a text into itself in a patch sweep."""
 LENS_INDEX_BYTES: Final = 64 << 10
 """Bytes of the index of the file of a lens, which requests may name. A lens has one or two tensors for each layer."""
 VECTOR_FILE_BYTES: Final = 32 << 20
@@ -478,6 +484,14 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "times steps",
         "400 `INVALID_PARAMETER` (422 for the steps) before any pass; the work is done in parts beside other rows",
         "tests/worker/rows/test_gradients.py::test_gradients_that_cannot_be_taken_are_refused_before_any_pass",
+    ),
+    Bound(
+        "bodies",
+        "asks for a large patch sweep at `/api/patches`",
+        "{PATCH_CELLS} cells, {PATCHES_MAX_TOKENS} cells times tokens; {PATCH_GROUPS} positions, groups and positions "
+        "of a group; {PATCH_NOISE_REPEATS} patches of a text into itself",
+        "400 `INVALID_PARAMETER` (422 for the lists) before the job; the job runs in parts beside requests",
+        "tests/api/inference/test_patches.py::test_a_sweep_that_is_too_large_is_refused_with_its_arithmetic",
     ),
     Bound(
         "documents",

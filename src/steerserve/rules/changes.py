@@ -103,6 +103,7 @@ QUESTIONS = frozenset(
         "/api/lens",
         "/api/attribution",
         "/api/features/contrast",
+        "/api/patches",
         "/api/runs/{request_id}/replay",
         "/api/effects",
         "/api/tokenize",

@@ -74,6 +74,8 @@ class RequestLimits(BaseSettings, use_attribute_docstrings=True):
     embedding, and the stream of each is held until then."""
     lens_max_entries: Count = 65_536
     """Largest number of tokens times layers times `top` in one request to `/api/lens`."""
+    patches_max_tokens: Count = 2_000_000
+    """Largest number of cells times tokens of one patch sweep (`/api/patches`)."""
     tokenize_max_characters: Count = 200_000
     """Characters of a text, or of a rendered conversation, in one request to `/api/tokenize`."""
     max_choices: Count = 16

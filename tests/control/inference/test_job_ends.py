@@ -12,7 +12,7 @@ from steerserve.control.inference.texts import TEXTS_AT_ONCE
 from steerserve.control.jobs import Job
 from steerserve.control.sensing.corpus_views import CorpusSource
 from tests.control.conftest import refused
-from tests.control.inference import test_contrasts, test_effects, test_training
+from tests.control.inference import test_contrasts, test_effects, test_patches, test_training
 from tests.control.inference.test_contrasts import attached
 from tests.doubles import World
 from tests.waiting import soon
@@ -41,6 +41,10 @@ async def effects(world: World) -> Job:
     return await world.effects.start(test_effects.ASKED)
 
 
+async def patches(world: World) -> Job:
+    return await world.patches.start(test_patches.ASKED)
+
+
 async def corpus(world: World) -> Job:
     return await world.corpora.start(CORPUS)
 
@@ -56,9 +60,10 @@ STEPS = pytest.mark.parametrize(
         (effects, "explore"),
         (effects, "diverge"),
         (corpus, "activations"),
+        (patches, "patches"),
     ],
 )
-REQUESTS = ("pool", "states", "diverge", "activations")
+REQUESTS = ("pool", "states", "diverge", "activations", "patches")
 """The steps for whose end a load waits. The others end with the engine."""
 Start = Callable[[World], Awaitable[Job]]
 

@@ -18,6 +18,7 @@ from steerserve.api.inference.tokens import Conversation, Id, Written, client_of
 from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswer
 from steerserve.control.inference.lenses import Lenses
+from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.texts import prompt_of
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.rules.bounds import ATTRIBUTION_STEPS
@@ -79,7 +80,7 @@ class AttributionBody(RequestBody):
     over: AttributedPositions = "position"
 
 
-def router(lenses: Lenses, settings: Settings) -> APIRouter:
+def router(lenses: Lenses, speller: Speller, settings: Settings) -> APIRouter:
     routes = APIRouter(prefix="/api", tags=["inference"])
 
     def reading(body: LensBody | AttributionBody, goal: m.Goal, request: Request) -> m.Request:
@@ -108,8 +109,8 @@ def router(lenses: Lenses, settings: Settings) -> APIRouter:
         against = body.against_token
         goal = m.Attribute(
             position=body.position,
-            target=await lenses.token("target_token", body.target_token),
-            against=None if against is None else await lenses.token("against_token", against),
+            target=await speller.token("target_token", body.target_token),
+            against=None if against is None else await speller.token("against_token", against),
             top=body.top,
             method=body.method,
             steps=body.steps,

@@ -20,12 +20,10 @@ from steerserve.control.inference.lens_views import (
     ProbableToken,
     TokenText,
 )
-from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.trained_lenses import TrainedLenses
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.sensing.features import Features
-from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.files.client_paths import ClientPaths
 from steerserve.messages.engine import no_layers
@@ -44,7 +42,6 @@ class Lenses:
         generation: Generation,
         models: ServedModels,
         conductor: Conductor,
-        speller: Speller,
         features: Features,
         trained: TrainedLenses,
         paths: ClientPaths,
@@ -52,7 +49,6 @@ class Lenses:
         self._generation = generation
         self._models = models
         self._conductor = conductor
-        self._speller = speller
         self._features = features
         self._trained = trained
         self._paths = paths
@@ -140,24 +136,6 @@ class Lenses:
             direct_only=found.method == "direct"
             and rules.is_direct_only(sae.site, sae.layer, layers),
         )
-
-    async def token(self, field: str, named: int | str) -> int:
-        """The id of the token that a request names in `field`, by its id or by its text.
-
-        Raises:
-            Refusal: MODEL_NOT_LOADED; INVALID_PARAMETER for a text that is not one token.
-        """
-        if isinstance(named, int):
-            return named
-        spelled = await self._speller.spell(named, has_special=False)
-        if spelled.count != 1:
-            raise Refusal(
-                "INVALID_PARAMETER",
-                f"{field}: {named!r} is {spelled.count} tokens of the model, and must be one",
-                param=field,
-                ids=spelled.ids,
-            )
-        return spelled.ids[0]
 
     @asynccontextmanager
     async def _located(self, asked: Asked, goal: m.Lens) -> AsyncIterator[tuple[Asked, str | None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from steerserve import messages as m
 from steerserve.control.inference.views import TokenizedText
 from steerserve.control.residency.conductor import Conductor
+from steerserve.errors import Refusal
 from steerserve.messages.spelling import ReadBack, Spell
 from steerserve.messages.tokenizing import Spelling
 from steerserve.rules.inference.prompts import Conversation
@@ -37,6 +38,24 @@ class Speller:
         engine, _ = resident.running()
         question = Spell(prompt=asked, longest=longest, client=client)
         return _tokenized(resident.row.name, await engine.ask(question))
+
+    async def token(self, field: str, named: int | str) -> int:
+        """The id of the token that a request names in `field`, by its id or by its text.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED; INVALID_PARAMETER for a text that is not one token.
+        """
+        if isinstance(named, int):
+            return named
+        spelled = await self.spell(named, has_special=False)
+        if spelled.count != 1:
+            raise Refusal(
+                "INVALID_PARAMETER",
+                f"{field}: {named!r} is {spelled.count} tokens of the model, and must be one",
+                param=field,
+                ids=spelled.ids,
+            )
+        return spelled.ids[0]
 
     async def read_back(self, ids: list[int], *, client: str = "") -> TokenizedText:
         """The text that these tokens stand for.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import structs
 
@@ -34,12 +35,30 @@ Taking = Callable[[], Take[Read]]
 """Begins to take what is read of the texts of one request."""
 
 
+@runtime_checkable
+class _Timed(Protocol):
+    """An outcome that says how many seconds the engine worked for it."""
+
+    @property
+    def seconds(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class NamedText:
     """A text, and the place in the request that names it in refusals."""
 
     name: str
     prompt: m.Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Turn(Generic[Read]):
+    """What a part of a job gave, and the seconds of the pause after it. The pause comes after the last part too where
+    the part `is_paced`."""
+
+    read: list[Read]
+    pause: float
+    is_paced: bool
 
 
 class TextReader:
@@ -74,33 +93,50 @@ class TextReader:
         """
         found: list[Read] = []
         while (done := len(found) // choices) < len(texts):
-            async with self._queue.spare() as part, self._conductor.in_flight(resident):
-                check()
-                is_paced = part.is_beside or (is_gentle and self._is_used)
-                some = _alike(texts[done : done + at_once])
-                begun = time.monotonic()
-                read = await _part(some, resident, request, taking, choices)
-                seconds = time.monotonic() - begun
-            found += read
+            some = _alike(texts[done : done + at_once])
+            work = partial(_part, some, resident, request, taking, choices)
+            turn = await self.turn(resident, work, check=check, is_gentle=is_gentle)
+            found += turn.read
             if told is not None:
                 told(len(found))
-            if not self._is_used:
-                continue
-            if is_paced:
-                await asyncio.sleep(pacing.pause(seconds, _worked(read)))
-            elif len(found) < choices * len(texts):
-                await asyncio.sleep(seconds)  # requests take at most twice as long
+            if turn.pause and (turn.is_paced or len(found) < choices * len(texts)):
+                await asyncio.sleep(turn.pause)
         return found
 
+    async def turn(
+        self,
+        resident: Resident,
+        work: Callable[[], Awaitable[list[Read]]],
+        *,
+        check: Callable[[], object],
+        is_gentle: bool = False,
+    ) -> Turn[Read]:
+        """Do a part of a job once it has a slot, or beside the slots.
+
+        Raises:
+            Refusal: those of `check`, which is asked then, and those of the work.
+        """
+        async with self._queue.spare() as part, self._conductor.in_flight(resident):
+            check()
+            is_paced = part.is_beside or (is_gentle and self.is_used)
+            begun = time.monotonic()
+            read = await work()
+            seconds = time.monotonic() - begun
+        if not self.is_used:
+            return Turn(read, 0.0, is_paced)
+        # without a pace, requests take at most twice as long
+        pause = pacing.pause(seconds, _worked(read)) if is_paced else seconds
+        return Turn(read, pause, is_paced)
+
     @property
-    def _is_used(self) -> bool:
+    def is_used(self) -> bool:
         """Whether a request runs."""
         return self._queue.counts().holding > 0
 
 
 def _worked(read: Sequence[object]) -> float | None:
     """How long the engine worked for texts; None where it does not say so."""
-    told = [one.seconds for one in read if isinstance(one, m.ActivationsRead | ReadPieces)]
+    told = [one.seconds for one in read if isinstance(one, _Timed)]
     return sum(told) if told else None
 
 

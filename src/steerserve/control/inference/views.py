@@ -14,6 +14,7 @@ from steerserve.control.sensing.feature_views import PromotedFeatures, Suggested
 from steerserve.control.steering.views import Values
 from steerserve.rules.form import Form
 from steerserve.rules.inference.lens import LensRecord
+from steerserve.rules.inference.patches import Patches
 from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.jobs import JobFacts
 from steerserve.rules.steering.records import ProbeRecord, VectorRecord
@@ -142,6 +143,7 @@ JobResult = (
     | CapturedTexts
     | LensRecord
     | SuggestedLabels
+    | Patches
     | None
 )
 

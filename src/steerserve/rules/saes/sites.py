@@ -98,6 +98,11 @@ def widths(sites: Iterable[ModelSite]) -> dict[str, int]:
     return found
 
 
+def heads(sites: Iterable[ModelSite]) -> dict[str, int]:
+    """The sites that may be written and are divided into heads, each with their number."""
+    return {one.site: one.heads for one in sites if one.can_write and one.heads}
+
+
 def layers_of(sites: Iterable[ModelSite]) -> dict[str, tuple[int, ...]]:
     """The layers of each site; none for the logits."""
     found: dict[str, tuple[int, ...]] = {}

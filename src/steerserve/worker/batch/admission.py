@@ -29,6 +29,7 @@ from steerserve.worker.rows.goals import PartReading, Pooling, Scoring, Writing
 from steerserve.worker.rows.gradients import GradientAttribution
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.lens_files import LensFile, check_lens
+from steerserve.worker.rows.patching import Patching
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.rows.states import States, counted, positions_read
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
@@ -457,6 +458,25 @@ def part_rows(
             row.parts = _parts(request, row, model, saes)
         rows.append(row)
     return rows
+
+
+def patch_rows(
+    request: m.Request,
+    goal: m.Patch,
+    model: Checkpoint,
+    context: int,
+    unembedding: Callable[[], Unembedding],
+) -> list[BatchRow]:
+    """One unsteered row, which reads the text that is patched.
+
+    Raises:
+        Refusal: CONTEXT_LENGTH_EXCEEDED; SAE_INCOMPATIBLE for a site that a layer does not have; INVALID_PARAMETER for
+            a text without tokens.
+    """
+    base = _read(_prompts(request)[0], model, context)
+    _read(m.Tokens(goal.source), model, context)
+    patching = Patching(model, base, goal, unembedding)
+    return [BatchRow(request.id, 0, base, m.Suppressed(), patching)]
 
 
 def _read(prompt: m.Tokens, model: Checkpoint, context: int) -> list[int]:

@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from steerserve.errors import Refusal
@@ -101,6 +102,23 @@ class Unembedding:
     def uncapped(self, stream: Tensor) -> Tensor:
         """The logits [..., vocabulary] in float32 before their softcap."""
         return cast(Tensor, self.head(self._normalised(stream)).float() * self.scale)
+
+    def precise_logits(self, stream: Tensor) -> Tensor:
+        """The logits [n, vocabulary] of the stream behind the last layer [n, hidden], computed in float32."""
+        read = stream.to(self.device, torch.float32)
+        if self.norm is not None:
+            with own_code(self.norm), truth.in_float32(self.norm):
+                read = self.norm(read)
+        bias = getattr(self.head, "bias", None)
+        weight, parts = self.weight(), []
+        step = max(1, BLOCK_ELEMENTS // weight.shape[1])
+        for first in range(0, len(weight), step):
+            own = None if bias is None else bias[first : first + step].float()
+            parts.append(functional.linear(read, weight[first : first + step].float(), own))
+        logits = torch.cat(parts, -1) * self.scale
+        if self.softcap is None:
+            return logits
+        return torch.tanh(logits / self.softcap) * self.softcap
 
     def factor(self, stream: Tensor) -> Tensor:
         """What the norm multiplies `pull` of each stream [n, hidden] by, float32 [n, 1]: 1 over the length by which it

@@ -225,6 +225,11 @@ class Commands:
         rows = admission.part_rows(request, loaded.model, loaded.context, loaded.saes)
         return self._begin(request, rows, rows)
 
+    def patch(self, request: m.Request, goal: m.Patch) -> m.Started:
+        loaded = self._language_model()
+        where = loaded.model, loaded.context, lambda: loaded.unembedding
+        return self._join(request, admission.patch_rows(request, goal, *where))
+
     def cancel(self, command: m.Cancel) -> None:
         self.beside.cancel(command.id)
         if self.batch is not None:
@@ -316,6 +321,7 @@ BEGINNINGS: Mapping[type[m.Goal], Callable[[Commands, m.Request, Any], m.Started
             m.ReadStates: Commands.read_states,
             m.ReadActivations: Commands.read_activations,
             m.ReadParts: Commands.read_parts,
+            m.Patch: Commands.patch,
         }
     )
 )

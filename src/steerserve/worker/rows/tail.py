@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,10 +20,16 @@ from steerserve.errors import Refusal
 from steerserve.worker import memory
 from steerserve.worker.model import truth
 from steerserve.worker.model.checkpoint import Checkpoint
-from steerserve.worker.model.coded import Codes, is_library_layer
 from steerserve.worker.model.comparing import own_code
-from steerserve.worker.model.layers import decoder_layers
-from steerserve.worker.model.packing import PackedConv1D, PackedLinear
+from steerserve.worker.rows.layer_runs import (
+    Block,
+    LayerRuns,
+    Pair,
+    dense_weight,
+    is_packed,
+    joined,
+    standing_in,
+)
 from steerserve.worker.sae.sites import AtSite, Handle
 
 STEP_PRODUCTS = 1 << 28
@@ -38,8 +43,6 @@ TOLERANCE = 0.2
 length. In bfloat16 it is about 0.02."""
 
 Work = Generator[None, None, tuple[Tensor, Tensor | None]]
-Pair = tuple[Tensor, Tensor]
-"""The keys and the values [runs, heads, T, dim] of a layer."""
 
 
 class InnerSite(Protocol):
@@ -53,44 +56,6 @@ class Target(Protocol):
 
     def read(self, stream: Tensor) -> Work:
         """The number [runs] for the stream behind the last layer [runs, hidden], and its gradient [runs, hidden]."""
-
-
-class _Past:
-    """What stands for the cache of the model while one layer runs: the keys and values before its positions."""
-
-    is_compileable = False
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self.before: Pair | None = None
-        self.new: Pair | None = None
-
-    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> Pair:
-        self.new = keys, values
-        if self.before is None:
-            return self.new
-        before = (each.expand(len(keys), -1, -1, -1) for each in self.before)
-        joined = [torch.cat(pair, 2) for pair in zip(before, self.new, strict=True)]
-        return joined[0], joined[1]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._length
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self._length
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self._length + query_length, 0
-
-
-@dataclass(slots=True)
-class _Block:
-    """The positions [start, end), and what the model gives each layer there beside the stream."""
-
-    start: int
-    end: int
-    past: _Past
-    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
 
 class Tail:
@@ -110,16 +75,15 @@ class Tail:
         first: int,
     ) -> None:
         self._model = model
-        _, stack = decoder_layers(model.model, model.layers)
-        self._layers = list(stack)[layer:]
+        self._runs = LayerRuns(model)
+        self._layers = self._runs.layers[layer:]
         self._layer = layer
         self._site = site
         self._ids = ids
         self._stream = stream
         self._first = first
-        self._blocks: dict[int, list[_Block]] = {}
+        self._blocks: dict[int, list[Block]] = {}
         self._prefix: list[list[Pair]] = [[] for _ in self._layers]
-        self._kinds: list[type] = []
         self.behind = stream[-1:]
 
     @property
@@ -131,17 +95,17 @@ class Tail:
         """In parts, read the positions whose values are the model's own."""
         if not self._layers:
             return
-        self._kinds = _layer_kinds(self._model)
+        self._runs.prepare()
         yield
         for start in range(0, self._first, self._block_tokens):
             block = self._block(start, min(start + self._block_tokens, self._first))
             hidden = self._stream[block.start : block.end][None]
             for at, pairs in enumerate(self._prefix):
-                hidden, new = self._pass(at, block, hidden, _joined(pairs), None)
+                hidden, new = self._pass(at, block, hidden, joined(pairs), None)
                 if new is not None:
                     pairs.append(new)
                 yield
-        self._prefix = [[joined] if (joined := _joined(some)) else [] for some in self._prefix]
+        self._prefix = [[whole] if (whole := joined(some)) else [] for some in self._prefix]
 
     def runs(self) -> int:
         """How many runs are best read at once."""
@@ -159,7 +123,7 @@ class Tail:
             for at, _ in enumerate(self._layers):
                 entered[number].append(hidden)
                 own = self._own(at, block, values)
-                hidden, new = self._pass(at, block, hidden, _joined(made[at]), own)
+                hidden, new = self._pass(at, block, hidden, joined(made[at]), own)
                 if new is not None:
                     made[at].append(new)
                 yield
@@ -184,7 +148,7 @@ class Tail:
                     at,
                     block,
                     entered[number][at],
-                    (_joined(made[at]), number > 0),
+                    (joined(made[at]), number > 0),
                     self._own(at, block, values),
                     (back, owed[at] if new is not None else None),
                 )
@@ -202,7 +166,7 @@ class Tail:
         weights = (model.parameters - model.vocabulary * model.hidden_size) // model.layers
         return max(16, min(MOST_TOKENS, STEP_PRODUCTS // max(1, weights)))
 
-    def _blocks_of(self, size: int) -> Generator[None, None, list[_Block]]:
+    def _blocks_of(self, size: int) -> Generator[None, None, list[Block]]:
         """The positions whose values the runs give, in blocks of this size; none where there are no layers."""
         if not self._layers:
             return []
@@ -214,33 +178,17 @@ class Tail:
             self._blocks[size] = blocks
         return self._blocks[size]
 
-    def _block(self, start: int, end: int) -> _Block:
-        """A block with what the model gives each of its layers at these positions. The layers do nothing meanwhile."""
-        model, block = self._model, _Block(start, end, _Past(start))
-        _, stack = decoder_layers(model.model, model.layers)
-        head = model.model.get_output_embeddings()
-        with ExitStack() as stood:
-            stood.enter_context(_in_float32(model.model, has_gradient=False))
-            stood.enter_context(_standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1)))
-            for layer, kind in zip(stack, self._kinds, strict=True):
-                stood.enter_context(_standing_in(layer, _recording(block, kind)))
-            positions = torch.arange(start, end, device=model.device)[None]
-            model.model(
-                input_ids=torch.tensor([self._ids[start:end]], device=model.device),
-                position_ids=positions,
-                attention_mask=model.masks(positions, end),
-                past_key_values=block.past,
-                use_cache=True,
-            )
-        block.given = block.given[self._layer :]
-        return block
+    def _block(self, start: int, end: int) -> Block:
+        """The positions [start, end), with what the model gives each of its layers there."""
+        with _in_float32(self._model.model, has_gradient=False):
+            return self._runs.block(self._ids, start, end)
 
-    def _enters(self, block: _Block, values: Tensor) -> Tensor:
+    def _enters(self, block: Block, values: Tensor) -> Tensor:
         if self._site is None:
             return values[:, block.start - self._first : block.end - self._first]
         return self._stream[block.start : block.end].expand(len(values), -1, -1)
 
-    def _own(self, at: int, block: _Block, values: Tensor) -> Tensor | None:
+    def _own(self, at: int, block: Block, values: Tensor) -> Tensor | None:
         """The values of the runs at the site, where layer `at` has it."""
         if self._site is None or at > 0:
             return None
@@ -249,7 +197,7 @@ class Tail:
     def _pass(
         self,
         at: int,
-        block: _Block,
+        block: Block,
         hidden: Tensor,
         before: Pair | None,
         values: Tensor | None,
@@ -260,7 +208,7 @@ class Tail:
     def _back(
         self,
         at: int,
-        block: _Block,
+        block: Block,
         hidden: Tensor,
         past: tuple[Pair | None, bool],
         values: Tensor | None,
@@ -307,20 +255,11 @@ class Tail:
         return found[0], (found[1] + owed[0][:, :, :size], found[2] + owed[1][:, :, :size])
 
     def _call(
-        self, at: int, block: _Block, hidden: Tensor, before: Pair | None, values: Tensor | None
+        self, at: int, block: Block, hidden: Tensor, before: Pair | None, values: Tensor | None
     ) -> tuple[Tensor, Pair | None]:
         """The stream behind a layer, and the keys and values that it makes."""
-        layer, (args, kwargs) = self._layers[at], block.given[at]
-        block.past.before, block.past.new = before, None
-        if args:
-            args = (hidden, *args[1:])
-        else:
-            kwargs = {**kwargs, "hidden_states": hidden}
-        hooked = nullcontext() if values is None else self._put(values)
-        with hooked:
-            out = layer(*args, **kwargs)
-        new, block.past.before, block.past.new = block.past.new, None, None
-        return (out[0] if isinstance(out, tuple | list) else out), new
+        with nullcontext() if values is None else self._put(values):
+            return self._runs.call(self._layer + at, block, hidden, before)
 
     @contextmanager
     def _put(self, values: Tensor) -> Iterator[None]:
@@ -377,79 +316,12 @@ def _in_float32(module: nn.Module, *, has_gradient: bool) -> Iterator[None]:
         stack.enter_context(torch.set_grad_enabled(has_gradient))
         stack.enter_context(own_code(module))
         for layer in module.modules():
-            if isinstance(layer, PackedLinear | PackedConv1D) or is_library_layer(layer):
-                stack.enter_context(_standing_in(layer, _product(layer)))
+            if is_packed(layer):
+                stack.enter_context(standing_in(layer, _product(layer)))
         stack.enter_context(truth.Differentiable())
         yield
 
 
 def _product(layer: Any) -> Callable[[Tensor], Tensor]:
     """The product of a layer whose weight is laid out for kernels without a gradient."""
-
-    def forward(rows: Tensor) -> Tensor:
-        if isinstance(layer, PackedConv1D):
-            weight = layer.weight.t()
-        elif isinstance(layer, PackedLinear):
-            weight = layer.weight
-        else:
-            codes = Codes.of_layer(layer)
-            assert codes is not None
-            weight = codes.plain()
-        return functional.linear(rows, weight.to(rows.device), layer.bias)
-
-    return forward
-
-
-@contextmanager
-def _standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    before = vars(module).get("forward")
-    vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        vars(module).pop("forward")
-        if before is not None:
-            vars(module)["forward"] = before
-
-
-def _recording(block: _Block, kind: type) -> Callable[..., Any]:
-    """A layer that does nothing, and notes what it is given."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        block.given.append((args, kwargs))
-        hidden = args[0] if args else kwargs["hidden_states"]
-        return (hidden,) if kind is tuple else hidden
-
-    return forward
-
-
-def _layer_kinds(model: Checkpoint) -> list[type]:
-    """What each layer gives in a pass over one token."""
-    _, stack = decoder_layers(model.model, model.layers)
-    kinds: list[type] = []
-
-    def note(_: nn.Module, __: object, output: object) -> None:
-        kinds.append(tuple if isinstance(output, tuple | list) else Tensor)
-
-    hooks = [layer.register_forward_hook(note) for layer in stack]
-    try:
-        tokens = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        head = model.model.get_output_embeddings()
-        with own_code(model.model), _standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1)):
-            model.model(input_ids=tokens, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return kinds
-
-
-def _joined(pairs: Sequence[Pair]) -> Pair | None:
-    """Keys and values, one behind the other."""
-    if len(pairs) < 2:
-        return pairs[0] if pairs else None
-    runs = max(len(keys) for keys, _ in pairs)
-    keys, values = (
-        torch.cat([each.expand(runs, -1, -1, -1) for each in some], 2)
-        for some in zip(*pairs, strict=True)
-    )
-    return keys, values
+    return lambda rows: functional.linear(rows, dense_weight(layer).to(rows.device), layer.bias)
