@@ -33,10 +33,10 @@ function Address() {
   return null;
 }
 
-function shown(link = "/patch", job: object = { ...JOB, result: RESULT }) {
+function shown(link = "/patch", job: object = { ...JOB, result: RESULT }, name = "demo") {
   const sent = service({
     "GET /api/models": {
-      models: [{ id: 1, name: "demo", quantization: "FP16", engine: "checkpoint", embedding_only: false }],
+      models: [{ id: 1, name, quantization: "FP16", engine: "checkpoint", embedding_only: false }],
       ...{ total: 1, loaded_model_id: 1 },
     },
     "POST /api/patches": { job: { ...JOB, state: "running", result: null } },
@@ -83,6 +83,16 @@ it("sends the two texts, the places and the metric, and keeps them in the link",
   });
   expect([query().get("job"), query().get("clean"), query().get("sites")]).toEqual(["job_1", "The boat", "mlp_out,resid_post"]);
 }, 20_000);
+
+it("for the bundled model two texts are ready, so that one press begins", async () => {
+  const { sent } = shown("/patch", { ...JOB, result: RESULT }, "steerserve-demo");
+  const button = await screen.findByRole<HTMLButtonElement>("button", { name: "Patch" });
+  await waitFor(() => expect(button.disabled).toBe(false));
+  await userEvent.click(button);
+  await map();
+  expect(sent.find(({ method }) => method === "POST")?.body).toMatchObject({ clean: "The sailor walked to the" });
+  expect(query().get("target")).toBe(" waves");
+});
 
 it("shows what each patch does, what is no more than noise, and opens the strongest", async () => {
   const { container } = shown(`/patch?job=job_1&${TEXTS}`);

@@ -10,7 +10,7 @@ import { CopyCode } from "../parts/CopyCode";
 import { ErrorNotice } from "../parts/ErrorNotice";
 import { Panel } from "../parts/Panel";
 import { useLink } from "../parts/useLink";
-import { bodyOf, lacking, PATCH, type PatchState } from "../rules/patch";
+import { bodyOf, EXAMPLE, lacking, PATCH, type PatchState } from "../rules/patch";
 import { useShortcut } from "../shortcuts";
 import "../css/library.css";
 import "../css/patch.css";
@@ -19,6 +19,7 @@ import { NoHooks } from "./NoHooks";
 import { Result } from "./patch/Result";
 import { Settings } from "./patch/Settings";
 import { TextFields } from "./patch/TextFields";
+import { DEMO } from "./steer/demo";
 
 export default function Patch() {
   const [link, change] = useLink(PATCH);
@@ -27,7 +28,8 @@ export default function Patch() {
   const client = useQueryClient();
   const loaded = useQuery(models).data;
   const model = loaded?.models.find(({ id }) => id === loaded.loaded_model_id) ?? null;
-  const state: PatchState = { ...link, ...draft };
+  const isNew = link.clean === "" && link.corrupt === "" && link.job === "";
+  const state: PatchState = { ...link, ...(isNew && model?.name === DEMO.model ? EXAMPLE : {}), ...draft };
   const alter = (part: Partial<PatchState>) => setDraft((before) => ({ ...before, ...part }));
   const lacks = lacking(state);
   const why = loaded !== undefined && model === null ? "Load a model first." : lacks;

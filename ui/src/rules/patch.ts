@@ -66,6 +66,14 @@ export interface PatchBody {
   noise_repeats: number;
 }
 
+/** What the form has before anything is written, for the bundled model: its sailor and its farmer walk to other places. */
+export const EXAMPLE: Partial<PatchState> = {
+  clean: "The sailor walked to the",
+  corrupt: "The farmer walked to the",
+  target: " waves",
+  against: " hens",
+};
+
 /** Whole numbers such as `0-3, 8, -1`; null where the text is no such list, or an empty one. */
 export function numbersIn(written: string): number[] | null {
   const found = new Set<number>();
