@@ -12,8 +12,8 @@ from tests.browser.conftest import NARROW, Tab
 def test_the_place_of_a_difference_is_found_and_made_an_edit(tab: Tab, scheme: str) -> None:
     visit = tab(color_scheme=scheme).open("/patch")
     page = visit.page
-    page.get_by_role("checkbox", name="hook_z").check()
-    page.get_by_role("textbox", name="Clean text").focus()
+    page.get_by_role("checkbox", name="hook_z", exact=True).check()
+    page.get_by_role("textbox", name="Clean text", exact=True).focus()
     page.keyboard.press("ControlOrMeta+Enter")
     grid = page.get_by_role("grid", name="Patches of resid_post by layer and token")
     expect(grid.get_by_role("rowheader").first).to_contain_text("layer")

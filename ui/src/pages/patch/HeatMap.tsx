@@ -159,7 +159,7 @@ const Row = memo(
               role="gridcell"
               tabIndex={stop && column === Math.max(0, openAt) ? 0 : -1}
               data-at={`${row} ${column}`}
-              data-negative={(!effect.isNoise && shownOf(effect) < 0) || undefined}
+              data-negative={(!effect.isNoise && number.startsWith("−")) || undefined}
               data-noise={effect.isNoise || undefined}
               aria-selected={column === openAt}
               aria-label={`${place}: ${effect.isNoise ? "no more than the noise floor" : number}`}

@@ -36,13 +36,15 @@ export function Settings({ state, onChange }: { state: PatchState; onChange: (pa
         ))}
       </fieldset>
       <div className="patch-settings">
-        <Segmented
-          label="Direction"
-          options={DIRECTION}
-          value={state.direction}
-          onChange={(direction) => onChange({ direction })}
-          isLabelShown
-        />
+        <div className="number-field">
+          <span aria-hidden="true">Direction</span>
+          <Segmented
+            label="Direction"
+            options={DIRECTION}
+            value={state.direction}
+            onChange={(direction) => onChange({ direction })}
+          />
+        </div>
         <label className="field">
           Layers
           <input
@@ -52,7 +54,10 @@ export function Settings({ state, onChange }: { state: PatchState; onChange: (pa
             onChange={(event) => onChange({ layers: event.target.value })}
           />
         </label>
-        <Segmented label="Tokens" options={AT} value={at} onChange={(next) => onChange({ at: next })} isLabelShown />
+        <div className="number-field">
+          <span aria-hidden="true">Tokens</span>
+          <Segmented label="Tokens" options={AT} value={at} onChange={(next) => onChange({ at: next })} />
+        </div>
         {at === "some" && (
           <label className="field">
             Which tokens

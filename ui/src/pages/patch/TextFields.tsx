@@ -47,13 +47,15 @@ export function TextFields({ state, onChange }: { state: PatchState; onChange: (
         {box("corrupt", "Corrupt text, with as many tokens", "The Colosseum is in")}
       </div>
       <div className="patch-settings">
-        <Segmented
-          label="Metric of the next token"
-          options={METRIC}
-          value={metric}
-          onChange={(next) => onChange({ metric: next })}
-          isLabelShown
-        />
+        <div className="number-field">
+          <span aria-hidden="true">Metric of the next token</span>
+          <Segmented
+            label="Metric of the next token"
+            options={METRIC}
+            value={metric}
+            onChange={(next) => onChange({ metric: next })}
+          />
+        </div>
         {metric !== "kl" && token("target", "Token of the clean text", " Paris")}
         {metric === "logit_difference" && token("against", "Less that of", " Rome")}
       </div>
