@@ -54,7 +54,7 @@ it("groups the pages by what a person wants", () => {
   const pages = groups.map((group) => within(group).getAllByRole("link").map((link) => link.getAttribute("href")));
   expect(pages[0]?.[0]).toBe("/steer");
   expect(pages[2]).toEqual(["/profiles", "/clusters", "/circuits", "/runs"]);
-  expect(pages.flat()).toHaveLength(16);
+  expect(pages.flat()).toHaveLength(17);
 });
 
 it("warns on every page that other machines need no key", async () => {

@@ -23,6 +23,7 @@ export const GROUPS: readonly { title: string; pages: readonly PageEntry[] }[] =
     pages: [
       { path: "/features", title: "Features", key: "f", Page: lazy(() => import("./pages/Features")) },
       { path: "/contrast", title: "Contrast", key: "x", Page: lazy(() => import("./pages/Contrast")) },
+      { path: "/patch", title: "Patch", key: "k", Page: lazy(() => import("./pages/Patch")) },
       { path: "/tokens", title: "Tokens", key: "t", Page: lazy(() => import("./pages/Tokens")) },
       { path: "/corpora", title: "Corpora", key: "o", Page: lazy(() => import("./pages/Corpora")) },
       { path: "/probes", title: "Probes", key: "b", Page: lazy(() => import("./pages/Probes")) },

@@ -2,7 +2,8 @@
 import { useState } from "react";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "react-router";
-import { contrast, contrasts, describedContrast, type ContrastBody } from "../api/contrast";
+import { contrast, CONTRASTS, describedContrast, type ContrastBody } from "../api/contrast";
+import { jobsOf } from "../api/jobs";
 import { attachments, models } from "../api/queries";
 import { Copy } from "../parts/Copy";
 import { CopyCode } from "../parts/CopyCode";
@@ -14,9 +15,9 @@ import { CONTRAST, firstTexts, lacking, textsIn } from "../rules/contrast";
 import { keyOf } from "../rules/steer";
 import { useShortcut } from "../shortcuts";
 import "../css/contrast.css";
-import { Earlier } from "./contrast/Earlier";
 import { Result } from "./contrast/Result";
 import { Settings } from "./contrast/Settings";
+import { OtherJobs } from "./jobs/OtherJobs";
 import { NoHooks } from "./NoHooks";
 import { DEMO } from "./steer/demo";
 
@@ -44,7 +45,7 @@ export default function Contrast() {
     onSuccess: (job) => {
       change({ ...written, job }, { push: true });
       setDraft({});
-      return client.invalidateQueries({ queryKey: contrasts.queryKey });
+      return client.invalidateQueries({ queryKey: jobsOf(CONTRASTS).queryKey });
     },
   });
   const canRun = why === null && !begin.isPending;
@@ -101,7 +102,12 @@ export default function Contrast() {
       ) : (
         <Result key={link.job} id={link.job} />
       )}
-      <Earlier shown={link.job} onOpen={(job) => change({ job }, { push: true })} />
+      <OtherJobs
+        kind={CONTRASTS}
+        one="comparison"
+        shown={link.job}
+        onOpen={(job) => change({ job }, { push: true })}
+      />
     </div>
   );
 }

@@ -24,6 +24,7 @@ function shown(link = "/corpora", { job = JOB, attached = [ENTRY] as object[] } 
   const all: object[] = [DONE];
   const sent = service({
     "GET /api/corpora": () => ({ corpora: [...all], stored_bytes: 2048, limit_mb: 8 }),
+    "GET /api/captures": { captures: [], stored_bytes: 0, limit_mb: 8 },
     "POST /api/corpora": () => {
       all.push(READING);
       return { job };

@@ -6,6 +6,7 @@ import { QueryPanel } from "../parts/Panel";
 import { useLink } from "../parts/useLink";
 import { bytes, count } from "../rules/bytes";
 import { text } from "../rules/link";
+import { Captures } from "./corpora/Captures";
 import { CorpusForm } from "./corpora/CorpusForm";
 import { CorpusRow } from "./corpora/CorpusRow";
 import { NoHooks } from "./NoHooks";
@@ -50,6 +51,7 @@ export default function Corpora() {
         </QueryPanel>
         <CorpusForm job={job} onBegun={(begun) => change({ job: begun }, { push: true })} />
       </div>
+      <Captures />
     </div>
   );
 }

@@ -204,6 +204,36 @@ it("an edit of a vector is changed, switched off and removed", async () => {
   expect(linked().e).toEqual([]);
 });
 
+it("a replacement is shown in words, changed without the loss of a field, switched off, sent as it is and removed", async () => {
+  const written = service({ attached: [] });
+  const replace = {
+    ...{ op: "replace", site: "hook_z", layer: 3, heads: [1], positions: { prompt_positions: [5] } },
+    source: { text: "The boat sailed", positions: "last_prompt" },
+  };
+  const { container } = open([replace]);
+  const user = userEvent.setup();
+  const words = "hook_z of layer 3, head 1 by that of “The boat sailed” at its last token, at position 5";
+  await user.click(await screen.findByRole("button", { name: `Change: Replace ${words}` }));
+  const form = within(screen.getByRole("dialog", { name: "Change the edit" }));
+  expect(form.queryByRole("group", { name: "What is edited" })).toBeNull();
+  expect(form.getByText("x + value · (s − x)")).toBeTruthy();
+  const value = form.getByRole<HTMLInputElement>("spinbutton", { name: "Value" });
+  expect(value.value).toBe("1");
+  await user.clear(value);
+  await user.type(value, "0.5");
+  expect(await violations(container)).toEqual([]);
+  await user.click(form.getByRole("button", { name: "Change the edit" }));
+  expect(linked().e).toEqual([{ ...replace, value: 0.5 }]);
+  await generate();
+  await waitFor(() => expect(written).toHaveLength(2));
+  expect(written.map(({ interventions }) => interventions.edits)).toContainEqual([{ ...replace, value: 0.5 }]);
+  const half = "Move hook_z of layer 3, head 1 0.5 of the way to that of “The boat sailed” at its last token, at position 5";
+  await user.click(screen.getByRole("switch", { name: `Use: ${half}` }));
+  expect(linked().e).toEqual([{ ...replace, value: 0.5, off: 1 }]);
+  await user.click(screen.getByRole("button", { name: `Remove: ${half}` }));
+  expect(linked().e).toEqual([]);
+});
+
 it("positions of one's own are JSON, and no form is sent while they are none", async () => {
   service();
   open([{ op: "ablate", vector: "vec_1", positions: { tokens: [7], special_tokens: false } }]);

@@ -1,27 +1,35 @@
-// The kinds of edits: what each does to a feature and to a vector. A new kind is an entry here.
+// The kinds of edits: what each does to a feature, to a vector and to a site. A new kind is an entry here.
 import type { Unit } from "./edits";
+
+/** What an edit names: a feature, a vector, or the site whose value it replaces. */
+export type Sort = "feature" | "vector" | "site";
 
 /** The parts of an edit that its sentence names. */
 export interface Said {
   name: string;
   /** The other vector of a swap. */
   to: string;
+  /** The value or activation in another text that a replacement writes: `that of “The sea is” at its last token`. */
+  source: string;
   value: number;
   /** The value as a person writes it. */
   number: string;
   unit: Unit | undefined;
 }
 interface EditKind {
-  /** How the form names it, after the feature or the vector. */
+  /** How the form names it, after what is edited. */
   choice: string;
   /** The value x afterwards; a is the activation of the feature, d its decoder row, p the part along the vector. */
   formula: string;
   takesValue: boolean;
   says: (said: Said) => string;
 }
-/** What a kind does to a feature and to a vector; null where it does nothing of that sort. */
-type OfBoth = Record<"feature" | "vector", EditKind | null>;
+/** What a kind does to each sort; null where it does nothing to it. */
+type OfAll = Record<Exclude<Sort, "site">, EditKind | null> & { site?: EditKind };
 
+/** What is done to a name, all of the way or a part of it. */
+const replaced = ({ value, number }: Said, whole: string, part: string, by: string) =>
+  value === 1 ? `${whole} by ${by}` : `Move ${part} ${number} of the way to ${by}`;
 const amount = ({ number, unit }: Said) => (unit === "max" ? `${number} times its largest activation` : number);
 
 export const EDIT_KINDS = {
@@ -116,12 +124,33 @@ export const EDIT_KINDS = {
       says: ({ name, to }) => `Turn ${name} into ${to}`,
     },
   },
-} satisfies Record<string, OfBoth>;
+  replace: {
+    feature: {
+      choice: "give it its activation in another text, or a part of the way",
+      formula: "x + value · (a′ − a) · d",
+      takesValue: true,
+      says: (said) => replaced(said, `Replace the activation of ${said.name}`, `the activation of ${said.name}`, said.source),
+    },
+    vector: {
+      choice: "write its numbers in the place of the value, or a part of the way",
+      formula: "x + value · (v − x)",
+      takesValue: true,
+      says: (said) => replaced(said, "Replace the value", "the value", `the numbers of ${said.name}`),
+    },
+    site: {
+      choice: "write the value of another text, or a part of the way",
+      formula: "x + value · (s − x)",
+      takesValue: true,
+      says: (said) => replaced(said, `Replace ${said.name}`, said.name, said.source),
+    },
+  },
+} satisfies Record<string, OfAll>;
 
 export type Op = keyof typeof EDIT_KINDS;
 export const OPS = Object.keys(EDIT_KINDS) as readonly Op[];
 
-/** What a kind does to a feature or to a vector. */
-export function editKind(op: Op, sort: "feature" | "vector"): EditKind | null {
-  return EDIT_KINDS[op][sort];
+/** What a kind does to a sort. */
+export function editKind(op: Op, sort: Sort): EditKind | null {
+  const kinds: OfAll = EDIT_KINDS[op];
+  return kinds[sort] ?? null;
 }

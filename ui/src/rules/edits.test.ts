@@ -11,9 +11,23 @@ it.each([
   ["an edit of both", [{ op: "ablate", vector: "vec_1", feature: { index: 1 } }]],
   ["a feature without an index", [{ op: "ablate", feature: { index: -1 } }]],
   ["a value that is no number", [{ op: "add", vector: "vec_1", value: "1" }]],
+  ["a site that is not replaced", [{ op: "ablate", layer: 1, source: { text: "A ship" } }]],
+  ["a replacement of nothing", [{ op: "replace", layer: 1 }]],
+  ["a source that is no object", [{ op: "replace", layer: 1, source: "A ship" }]],
+  ["a source that is null", [{ op: "replace", layer: 1, source: null }]],
   ["more than 64", Array(65).fill({ op: "ablate", vector: "vec_1" })],
 ])("a link cannot bring %s", (_, value) => {
   expect(isEdits(value)).toBe(false);
+});
+
+it("a replacement is in a link and in requests as it is", () => {
+  const edits = [
+    { op: "replace", site: "hook_z", layer: 3, heads: [1], positions: { prompt_positions: [5] }, source: { text: "A ship", positions: "last_prompt" } },
+    { op: "replace", vector: "vec_1" },
+    { op: "replace", feature: { index: 1 }, source: { messages: [{ role: "user", content: "Hello" }] }, value: 0.5 },
+  ];
+  const state = read(new URLSearchParams({ e: JSON.stringify(edits) }), STEER);
+  expect(interventionsOf({ ...state, f: [] })).toEqual({ edits });
 });
 
 it("an edit that is off is in no request", () => {

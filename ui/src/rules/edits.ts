@@ -1,5 +1,5 @@
 // Edits of the Steer page: what a request does to features and vectors, in the form of the field `interventions`.
-import { OPS, type Op } from "./editKinds";
+import { OPS, type Op, type Sort } from "./editKinds";
 
 /** A feature that an edit names. */
 export interface FeatureName {
@@ -11,6 +11,13 @@ export type Unit = "activation" | "max" | "raw" | "unit" | "residual";
 export type PositionName = "all" | "prompt" | "last_prompt" | "generated" | "output";
 /** Where an edit acts: a name, or an object as the request takes it. */
 export type Positions = PositionName | Readonly<Record<string, unknown>>;
+
+/** The text or the conversation whose values a replacement writes, and where they are in it. */
+export interface Source {
+  text?: string;
+  messages?: readonly { role: string; content: string }[];
+  positions?: Positions;
+}
 
 /** A condition as the request takes it. One of several parts (`any`, `all`) is kept as it is. */
 export interface When {
@@ -35,6 +42,16 @@ export interface Edit {
   layers?: readonly number[] | { from: number; to: number };
   positions?: Positions;
   when?: When;
+  /** Of a replacement: where its values come from, and the site and the heads whose value it replaces. */
+  source?: Source;
+  site?: string;
+  layer?: number;
+  heads?: readonly number[];
+}
+/** What an edit names. A replacement without a feature and a vector names a site. */
+export function sortOf({ feature, vector, source }: Edit): Sort {
+  if (feature !== undefined) return "feature";
+  return vector === undefined && source !== undefined ? "site" : "vector";
 }
 /** An edit of the page. One that is off stays in the link, and in no request. */
 export type PageEdit = Edit & { off?: 1 };
@@ -54,16 +71,23 @@ export function isEdits(value: unknown): value is readonly PageEdit[] {
 
 function isEdit(value: unknown): value is PageEdit {
   if (typeof value !== "object" || value === null) return false;
-  const { op, feature, vector, value: number, positions, when } = value as Partial<Record<keyof PageEdit, unknown>>;
+  const { op, feature, vector, value: number, positions, when, source } = value as Partial<Record<keyof PageEdit, unknown>>;
   const isFeature = isNamed(feature) && vector === undefined;
   const isVector = typeof vector === "string" && vector !== "" && feature === undefined;
+  const isSite = op === "replace" && feature === undefined && vector === undefined && source !== undefined;
   return (
     OPS.includes(op as Op) &&
-    (isFeature || isVector) &&
+    (isFeature || isVector || isSite) &&
     (number === undefined || (typeof number === "number" && Number.isFinite(number))) &&
-    (positions === undefined || typeof positions === "string" || (typeof positions === "object" && positions !== null)) &&
-    (when === undefined || (typeof when === "object" && when !== null))
+    (typeof positions === "string" || isObject(positions)) &&
+    isObject(when) &&
+    isObject(source)
   );
+}
+
+/** Whether a part of an edit is absent or an object. */
+function isObject(part: unknown): boolean {
+  return part === undefined || (typeof part === "object" && part !== null);
 }
 
 function isNamed(feature: unknown): boolean {

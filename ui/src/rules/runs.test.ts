@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { saidIn, valuesOf } from "./runs";
+import { editsOf, saidIn, valuesOf } from "./runs";
 
 it.each([
   [{ messages: [{ role: "user", content: "Hi" }] }, [{ role: "user", text: "Hi" }]],
@@ -20,4 +20,10 @@ it("orders the values of steering by their size", () => {
   expect(valuesOf({ "sae@3": { "1": 5, "2": -60 } })).toEqual([
     { key: "sae@3", features: [{ index: 2, value: -60 }, { index: 1, value: 5 }] },
   ]);
+});
+
+it("has the edits of a request, those of sites too", () => {
+  const replace = { op: "replace", layer: 3, source: { text: "A ship" } };
+  const edits = [replace, { op: "ablate", vector: "vec_1" }, { op: "ablate", vector: { layer: 1, data: "AAAA" } }];
+  expect(editsOf({ interventions: { edits } })).toEqual(edits.slice(0, 2));
 });

@@ -57,5 +57,6 @@ export function editsOf(body: Record<string, unknown>): Edit[] {
 function isEdit(value: unknown): value is Edit {
   if (!isRecord(value) || typeof value["op"] !== "string") return false;
   const feature = value["feature"];
-  return typeof value["vector"] === "string" || (isRecord(feature) && typeof feature["index"] === "number");
+  const isNamed = typeof value["vector"] === "string" || isRecord(value["source"]);
+  return isNamed || (isRecord(feature) && typeof feature["index"] === "number");
 }

@@ -1,11 +1,12 @@
 // One edit: of a feature or a vector, what is done to it, where, and when.
 import { useState } from "react";
 import { Segmented } from "../../../parts/Segmented";
-import { editKind, OPS, type Op } from "../../../rules/editKinds";
-import type { Edit, PageEdit, Unit } from "../../../rules/edits";
+import { editKind, OPS, type Op, type Sort } from "../../../rules/editKinds";
+import { sortOf, type Edit, type PageEdit, type Unit } from "../../../rules/edits";
 import { formula, sentence } from "../../../rules/editWords";
 import type { Steer } from "../useSteer";
 import { FeatureField } from "./FeatureField";
+import { JsonField } from "./JsonField";
 import { LayersField } from "./LayersField";
 import { PositionsField } from "./PositionsField";
 import { VectorField } from "./VectorField";
@@ -47,15 +48,17 @@ export function EditForm({
   );
   const [isPartWrong, setPartWrong] = useState<Readonly<Record<string, boolean>>>({});
   const names = useNames([draft]);
-  const { op, feature, vector, value, unit } = draft;
-  const kind = feature === undefined ? "vector" : "feature";
+  const { op, feature, vector, value, unit, source } = draft;
+  const kind = sortOf(draft);
   const takesValue = editKind(op, kind)?.takesValue ?? false;
-  const takesUnit = kind === "feature" ? takesValue && op !== "scale" : op === "add";
-  // a vector is taken out whole where nothing else is said
-  const shown = value ?? (op === "ablate" ? 1 : undefined);
+  const takesUnit = kind === "feature" ? takesValue && op !== "scale" && op !== "replace" : op === "add";
+  // a vector is taken out whole, and a value replaced whole, where nothing else is said
+  const shown = value ?? (op === "ablate" || op === "replace" ? 1 : undefined);
   const change = (part: { [Name in keyof PageEdit]?: PageEdit[Name] | undefined }) => setDraft(cleaned({ ...draft, ...part }));
   const wrong = (part: string) => (isWrong: boolean) => setPartWrong((before) => ({ ...before, [part]: isWrong }));
   const isNamed = kind === "feature" ? (feature?.index ?? -1) >= 0 : vector !== "" && (op !== "swap" || Boolean(draft.to));
+  // the form makes no source, it only changes one
+  const ops = OPS.filter((one) => editKind(one, kind) !== null && (one !== "replace" || kind === "vector" || source !== undefined));
   const isWhole = isNamed && (!takesValue || Number.isFinite(shown)) && !Object.values(isPartWrong).includes(true);
   const what = formula(draft);
   return (
@@ -66,15 +69,18 @@ export function EditForm({
         if (isWhole) onSave(draft);
       }}
     >
-      <Segmented
-        label="What is edited"
-        options={KINDS}
-        value={kind}
-        onChange={(next) => setDraft(next === "feature" ? FIRST : { op: "add", vector: "", value: 1 })}
-      />
-      {feature !== undefined ? (
+      {kind !== "site" && (
+        <Segmented
+          label="What is edited"
+          options={KINDS}
+          value={kind}
+          onChange={(next) => setDraft(next === "feature" ? FIRST : { op: "add", vector: "", value: 1 })}
+        />
+      )}
+      {feature !== undefined && (
         <FeatureField label="Feature" places={places} feature={feature} onChange={(next) => change({ feature: next })} />
-      ) : (
+      )}
+      {kind === "vector" && (
         <VectorField label="Vector" vector={vector ?? ""} onChange={(next) => change({ vector: next, layers: undefined })} />
       )}
       <label className="field">
@@ -82,10 +88,10 @@ export function EditForm({
         <select
           value={op}
           onChange={({ target }) =>
-            change({ op: target.value as Op, value: target.value === "ablate" && kind === "vector" ? 1 : value, unit: undefined })
+            change({ op: target.value as Op, value: isWholeAtFirst(target.value, kind) ? 1 : value, unit: undefined })
           }
         >
-          {OPS.filter((one) => editKind(one, kind) !== null).map((one) => (
+          {ops.map((one) => (
             <option key={one} value={one}>
               {editKind(one, kind)?.choice}
             </option>
@@ -105,7 +111,7 @@ export function EditForm({
               onChange={({ target }) => change({ value: target.value === "" ? NaN : Number(target.value) })}
             />
           </label>
-          {takesUnit && (
+          {takesUnit && kind !== "site" && (
             <label className="field">
               Counted
               <select
@@ -121,6 +127,14 @@ export function EditForm({
             </label>
           )}
         </div>
+      )}
+      {op === "replace" && source !== undefined && (
+        <JsonField
+          label="The other text, as the field source of a request has it"
+          value={source}
+          onChange={(next) => change({ source: next })}
+          onWrong={wrong("source")}
+        />
       )}
       {kind === "vector" && <LayersField vector={vector ?? ""} layers={draft.layers} onChange={(layers) => change({ layers })} />}
       <PositionsField
@@ -154,14 +168,20 @@ export function EditForm({
   );
 }
 
+/** Whether an edit that becomes this op does all of it, until another value is written. */
+function isWholeAtFirst(op: string, kind: Sort): boolean {
+  return op === "replace" || (op === "ablate" && kind === "vector");
+}
+
 /** An edit without the fields that its op does not take, and without those that are undefined. */
 function cleaned(draft: { [Name in keyof PageEdit]?: PageEdit[Name] | undefined }): PageEdit {
-  const { op, feature, value, to, unit } = draft;
+  const { op, feature, value, to, unit, source } = draft;
   const takesNoValue = op === "swap" || (op === "ablate" && feature !== undefined);
   const fields = {
     ...draft,
     value: takesNoValue ? undefined : value,
     to: op === "swap" ? to : undefined,
+    source: op === "replace" ? source : undefined,
     unit: unit === "activation" || unit === "raw" ? undefined : unit,
   };
   return Object.fromEntries(Object.entries(fields).filter(([, field]) => field !== undefined)) as unknown as PageEdit;

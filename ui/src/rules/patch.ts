@@ -1,0 +1,162 @@
+// What a patch sweep is asked for: two texts, the places that are patched, and the metric.
+import { choice, flag, number, text, type Field, type State } from "./link";
+import type { Message } from "./steer";
+
+/** The sites that the page offers, with what they are. The service refuses those that a model does not have by name. */
+export const SITES: Readonly<Record<string, string>> = {
+  embed: "The embedding of the token; it has no layers",
+  resid_pre: "The residual stream before the layer",
+  hook_z: "The outputs of the heads, before they are put together",
+  attn_out: "What attention adds to the residual stream",
+  resid_mid: "The residual stream between attention and MLP",
+  mlp_neurons: "The neurons of the MLP",
+  mlp_out: "What the MLP adds to the residual stream",
+  resid_post: "The residual stream after the layer",
+};
+/** The sites that are divided into heads. */
+const WITH_HEADS: readonly string[] = ["hook_z", "q", "k", "v"];
+export const REPEATS_MAXIMUM = 64;
+const NUMBERS_MAXIMUM = 16_384;
+
+const sites: Field<readonly string[]> = {
+  fallback: ["resid_post"],
+  expected: "names of sites, separated by commas",
+  read(written) {
+    const names = [...new Set(written.split(",").filter((name) => name !== ""))];
+    return names.length <= 16 && names.every((name) => /^[a-z_]{1,40}$/.test(name)) ? names : undefined;
+  },
+  write: (names) => names.join(","),
+};
+
+export const PATCH = {
+  /** What the texts are: the beginning of a text, or a message of a user. */
+  as: choice(["prompt", "chat"]),
+  clean: text(),
+  corrupt: text(),
+  sites,
+  /** Layers and positions as they are written, such as `0-3, 8`. */
+  layers: text("all"),
+  at: choice(["each", "all", "some"]),
+  positions: text(),
+  heads: flag(false),
+  direction: choice(["denoise", "noise"]),
+  metric: choice(["logit_difference", "logprob", "kl"]),
+  target: text(),
+  against: text(),
+  repeats: number(4, 0, REPEATS_MAXIMUM),
+  /** The job whose result is shown. */
+  job: text(),
+};
+export type PatchState = State<typeof PATCH>;
+export type PatchText = string | { messages: Message[] };
+type Token = string | number;
+
+export interface PatchBody {
+  clean: PatchText;
+  corrupt: PatchText;
+  sites: string[];
+  layers: number[] | "all";
+  positions: "each" | "all" | number[] | number[][];
+  heads?: "each";
+  direction: "denoise" | "noise";
+  metric:
+    | { kind: "logit_difference"; target_token: Token; against_token: Token }
+    | { kind: "logprob"; target_token: Token }
+    | { kind: "kl" };
+  noise_repeats: number;
+}
+
+/** What the form has before anything is written, for the bundled model: its sailor and its farmer walk to other places. */
+export const EXAMPLE: Partial<PatchState> = {
+  clean: "The sailor walked to the",
+  corrupt: "The farmer walked to the",
+  target: " waves",
+  against: " hens",
+};
+
+/** Whole numbers such as `0-3, 8, -1`; null where the text is no such list, or an empty one. */
+export function numbersIn(written: string): number[] | null {
+  const found = new Set<number>();
+  for (const part of written.split(/[\s,]+/).filter((one) => one !== "")) {
+    const [, first, last = first] = /^(-?\d{1,7})(?:[-–](\d{1,7}))?$/.exec(part) ?? [];
+    if (first === undefined || Number(last) < Number(first) || Number(last) - Number(first) > NUMBERS_MAXIMUM) return null;
+    for (let at = Number(first); at <= Number(last); at += 1) found.add(at);
+  }
+  return found.size === 0 || found.size > NUMBERS_MAXIMUM ? null : [...found];
+}
+
+/** The layers that are written; null where they cannot be read. */
+export function layersIn(written: string): number[] | "all" | null {
+  if (/^\s*(all)?\s*$/i.test(written)) return "all";
+  const found = numbersIn(written);
+  return found?.every((layer) => layer >= 0) === true ? found : null;
+}
+
+/** The positions that are written, each alone, or with semicolons between groups; null where they cannot be read. */
+export function positionsIn({ at, positions }: Pick<PatchState, "at" | "positions">): PatchBody["positions"] | null {
+  if (at !== "some") return at;
+  if (!positions.includes(";")) return numbersIn(positions);
+  const groups = positions.split(";").filter((part) => part.trim() !== "").map(numbersIn);
+  const whole = groups.filter((group) => group !== null);
+  return whole.length === groups.length && whole.length > 0 ? whole : null;
+}
+
+/** Whether all chosen sites have heads, so that each head can be patched alone. */
+export function haveHeads(names: readonly string[]): boolean {
+  return names.length > 0 && names.every((name) => WITH_HEADS.includes(name));
+}
+
+/** What a sweep lacks, in words; null where it can be sent. */
+export function lacking(state: PatchState): string | null {
+  const { clean, corrupt, metric, target, against } = state;
+  if (clean === "" || corrupt === "") return "Write both texts.";
+  if (clean === corrupt) return "The two texts are the same.";
+  if (state.sites.length === 0) return "Choose a site.";
+  if (layersIn(state.layers) === null) return "Write layers such as 0-3, 8, or all.";
+  if (positionsIn(state) === null) return "Write positions such as 1, 4-6, or groups with a semicolon between them.";
+  if (metric !== "kl" && target === "") return "Write the token that the clean text leads to.";
+  if (metric !== "logit_difference") return null;
+  if (against === "") return "Write the token that it is compared with.";
+  return target === against ? "The two tokens of the metric are the same." : null;
+}
+
+/** A text as a request has it. */
+export function textOf(written: string, as: PatchState["as"]): PatchText {
+  return as === "prompt" ? written : { messages: [{ role: "user", content: written }] };
+}
+
+/** A token as it is written; `#1234` is the id of one. */
+function tokenOf(written: string): Token {
+  const id = /^#(\d{1,9})$/.exec(written)?.[1];
+  return id === undefined ? written : Number(id);
+}
+
+/** The request of a sweep that lacks nothing. */
+export function bodyOf(state: PatchState): PatchBody {
+  const { as, direction, target, against } = state;
+  const target_token = tokenOf(target);
+  return {
+    clean: textOf(state.clean, as),
+    corrupt: textOf(state.corrupt, as),
+    sites: [...state.sites],
+    layers: layersIn(state.layers) ?? "all",
+    positions: positionsIn(state) ?? "each",
+    ...(state.heads && haveHeads(state.sites) ? { heads: "each" } : {}),
+    direction,
+    metric:
+      state.metric === "kl"
+        ? { kind: "kl" }
+        : state.metric === "logprob"
+          ? { kind: "logprob", target_token }
+          : { kind: "logit_difference", target_token, against_token: tokenOf(against) },
+    noise_repeats: state.repeats,
+  };
+}
+
+/** The metric in words. */
+export function metricSaid({ metric, target, against }: Pick<PatchState, "metric" | "target" | "against">): string {
+  if (metric === "kl") return "how far the next token is from that of the clean text (KL divergence, nats)";
+  const token = target === "" ? "the target token" : `“${target}”`;
+  if (metric === "logprob") return `the log-probability that ${token} is next`;
+  return `the logit of ${token} less that of ${against === "" ? "the other token" : `“${against}”`}`;
+}
