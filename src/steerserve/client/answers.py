@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from steerserve.client import shown
 from steerserve.client.faults import ODD, UnexpectedAnswer, from_error
@@ -437,7 +437,7 @@ class PatchSweep(Patches, frozen=True, kw_only=True):
 
     def _table(
         self, site: str | None, head: int | None
-    ) -> tuple[list[int], list[tuple[object, tuple[int, ...]]], list[PatchedCell]]:
+    ) -> tuple[list[int], list[tuple[int | UnsetType, tuple[int, ...]]], list[PatchedCell]]:
         site = self.cells[0].site if site is None else site
         cells = [one for one in self.cells if one.site == site and head in (None, one.head)]
         rows = dict.fromkeys(one.layer for one in cells)

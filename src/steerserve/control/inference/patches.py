@@ -32,7 +32,7 @@ from steerserve.settings import Settings
 KIND = "patches"
 FIRST_PRODUCTS = 10**12
 """The products of two numbers in whole passes over the cells of the first part of a sweep."""
-PART_SECONDS, BESIDE_SHARE = 4.0, 8
+PART_SECONDS, BESIDE_SHARE = 8.0, 16
 """About the seconds that the engine works for a part while no request runs; beside requests, for one part in so many of
 them."""
 
@@ -220,7 +220,7 @@ async def _patched(begun: _Begun, request: m.Request) -> list[m.Patched]:
                 if isinstance(event, m.Patched):
                     found.append(event)
     except Refusal as refusal:
-        site = refusal.details.get("site")
+        site = str(refusal.details.get("site"))
         if refusal.code != "SAE_INCOMPATIBLE" or site not in begun.asked.sites:
             raise
         where = f"sites[{list(begun.asked.sites).index(site)}]"

@@ -548,7 +548,7 @@ class Whole(Runs):
         with ExitStack() as stack:
             for place, edit in hooks:
                 stack.callback(self.sites[place].hook(edit).remove)
-            inputs = plain.whole(model.model, tokens)
+            inputs: dict[str, Any] = plain.whole(model.model, tokens)
             out, _ = model.call(pick=(torch.arange(runs), last), **inputs)
         return cast(Tensor, out.logits[:, -1].float().to(model.device))
 
@@ -599,7 +599,7 @@ def _is_near(found: Tensor, own: Tensor, tolerance: float) -> bool:
     return bool((found - own).norm() <= tolerance * (own - own.mean()).norm())
 
 
-def _tokens_at_once(model: Any) -> int:
+def _tokens_at_once(model: Checkpoint) -> int:
     """The tokens of all runs that one layer reads in one part of the work."""
     if model.device.type != "cpu":
         return MOST_TOKENS_ON_CARD
