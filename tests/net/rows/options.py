@@ -14,9 +14,11 @@ from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.parts.activations.form import Tap
+from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawReads, RawSite
 from steerserve.parts.divergence.form import Divergence
 from steerserve.parts.logprobs.form import Logprobs
 from steerserve.parts.pool.form import Pool
+from steerserve.rules.inference.patches import Cell, Metric
 from steerserve.rules.steering.edits import (
     KINDS,
     LAST_PROMPT,
@@ -29,11 +31,12 @@ from steerserve.rules.steering.edits import (
     Condition,
     Edit,
     Feature,
+    Source,
     Target,
     When,
 )
 from steerserve.rules.steering.placed import Modifiers
-from steerserve.rules.steering.positions import NAMES, Positions, Selection, Span
+from steerserve.rules.steering.positions import ALL, NAMES, Positions, Selection, Span
 from steerserve.rules.steering.vector import Direction
 from tests import asking
 from tests.net.rows.engine import KEY
@@ -76,6 +79,47 @@ def tap(positions: str | tuple[int, int] = "all", **fields: Any) -> Fields:
     """The fields of a request that reads activations."""
     asked = {"features": None, "top_k": 3, "is_before": False, "max_entries": 100_000} | fields
     return {"tap": Tap(KEY, positions=positions, **asked)}
+
+
+def raw(positions: Positions = ALL, **fields: Any) -> RawReads:
+    """The values of the stream after both layers, and the logits."""
+    asked = {"is_before": False, "dtype": "float32", "is_listed": False, **fields}
+    sites = (
+        RawSite("", "resid_post", 0),
+        RawSite("", "resid_post", 1),
+        RawSite("", "logits", None),
+    )
+    return RawReads(sites, positions, max_bytes=1 << 30, all_max_bytes=1 << 30, **asked)
+
+
+def raw_reads(number: int, place: int, **fields: Any) -> dict[str, m.Request]:
+    """The requests that read or write values of sites, each after the prompt of this place."""
+    one = [prompt(place)]
+    patch = m.Patch(
+        source=list(prompt(place + 1).ids),
+        cells=[Cell("resid_post", 0, (2,)), Cell("resid_post", 1, (2, 30))],
+        noise=[Cell("resid_post", 0, (2,))],
+        metric=Metric("kl"),
+    )
+    pieces = ACTIVATIONS_RAW.ask(raw(piece_bytes=4096))
+    return {
+        "raw": generate(number, place, raw=raw(), **fields),
+        "raw long": generate(number, place, raw=raw(), **{**fields, "max_tokens": 70}),
+        **{name: generate(number, place, **its, **fields) for name, its in _replaced().items()},
+        "patch": asking.read(number, one, patch),
+        "pieces": asking.read(number, one, m.ReadParts(), parts=pieces),
+    }
+
+
+def _replaced() -> dict[str, Fields]:
+    """Values of a site in the place of others: one everywhere, and one for each position."""
+    one, two = direction(7), direction(8)
+    both = Direction(0, "resid_post", one.data + two.data)
+    at = Positions(Selection(prompt_positions=(3, 200)))
+    return {
+        "replace": overlay(Edit(one, Target(factor=0.5), source=Source())),
+        "replace each": overlay(Edit(both, Target(factor=0.0), source=Source(2), positions=at)),
+    }
 
 
 def _feature(op: str, value: float = 2.0, feature: int = 3, **more: Any) -> Edit:

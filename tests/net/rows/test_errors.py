@@ -27,7 +27,16 @@ from tests.net.rows.faults import (
     methods,
     title,
 )
-from tests.net.rows.options import OPTIONS, direction, generate, others, prompt, tap
+from tests.net.rows.options import (
+    OPTIONS,
+    direction,
+    generate,
+    others,
+    prompt,
+    raw,
+    raw_reads,
+    tap,
+)
 
 OTHERS = 20
 SHORT = 2
@@ -57,6 +66,11 @@ def other(kind: str) -> Make:
     return lambda number, place: others(number, place)[kind]
 
 
+def reading(kind: str) -> Make:
+    """Makes a request that reads or writes values of sites."""
+    return lambda number, place: raw_reads(number, place, max_tokens=SHORT)[kind]
+
+
 WATCHED = (direction(5),)
 KINDS: dict[str, Make] = {
     "rich": written(
@@ -71,6 +85,7 @@ KINDS: dict[str, Make] = {
     "recorded": written("greedy", label="r"),
     "tapped": written("tap named"),
     **{kind: other(kind) for kind in others(0, 0)},
+    **{kind: reading(kind) for kind in raw_reads(0, 0)},
 }
 """Requests of all kinds; the first one in which a method is called is the one that fails there."""
 
@@ -87,13 +102,19 @@ SHORT_KINDS: dict[str, Make] = {
         )
     },
     **{kind: other(kind) for kind in ("lens", "gradient", "states", "pool max", "score tap")},
+    "raw": lambda number, place: generate(
+        number, place, raw=raw(), prompts=[SHORT_PROMPT], max_tokens=SHORT
+    ),
+    "patch": reading("patch"),
 }
 """Requests that together call what is called for no row alone."""
 
 UNCALLED = {
     *("Grammars.close", "Grammars.fresh", "Target.read", "InnerSite.hook"),
     *("TrainedLens.translated", "Map.read"),
-    *("_Past.get_seq_length", "_Past.get_query_offset", "_Past.get_mask_sizes"),
+    *("Past.get_seq_length", "Past.get_query_offset", "Past.get_mask_sizes"),
+    *("RowGoal.work_on", "RawRow.refusal", "RawReader.fail", "Whole.read", "Whole.patched"),
+    "WideLayer.opened",
     *("BatchRow.refused", "BatchRow.failed", "Sampler.undo"),
     *("EncodedPart.encode", "EncodedPart.refusal", "_Copy.fail", "ContextRing.add"),
     *("FeatureMonitor.fail", "ArmingReader.fail", "Sensing.stop_rows"),
@@ -104,7 +125,7 @@ UNCALLED = {
     *("RowGoal.first_scored", "RowGoal.read_prompt", "RowGoal.add_sums"),
     *("RowGoal.resume", "RowGoal.outcomes"),
 }
-"""Methods that no request calls where nothing fails: those of commands, of trained lenses, of what follows an error,
+"""Methods that no request calls where nothing fails: those of commands, of trained lenses, of widened layers, of what follows an error,
 and those that every class replaces by its own."""
 
 
@@ -230,4 +251,6 @@ def is_spared(method: Method, error: str) -> bool:
     """Whether a request may go on after an error. An error of monitoring or sensing may lose what it has seen and
     nothing else, and where memory runs out over a beginning that is to be kept, it is not kept."""
     is_live = ".live." in method[0].__module__ or title(method) == "BatchRow.token_at"
+    if title(method) == "ByLayer.read":
+        return True  # the model is called whole for each patch then
     return is_live or error != "INTERNAL_ERROR"

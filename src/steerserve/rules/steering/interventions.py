@@ -302,7 +302,7 @@ def _literals(form: object) -> Iterator[str]:
 _CHOICES = {
     one.name: choices
     for part in (
-        *(VectorPart, PositionsPart, ConditionPart, SourcePart, EditPart),
+        *(VectorPart, PositionsPart, ConditionPart, MessagePart, SourcePart, EditPart),
         InterventionsPart,
     )
     for one in msgspec.structs.fields(part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -341,10 +342,7 @@ class Group:
         if row.slot is None:
             return []
         if row.goal.works:
-            # the row has read its prompt, and needs its keys and values no more
-            row.goal.keep_logits(logits)
-            self._close(row)
-            return []
+            return self._each([row], partial(self._has_read, logits=logits))
         new = self._taken(row, token, logits)
         last = new[-1]
         if isinstance(last, Refused):
@@ -360,6 +358,11 @@ class Group:
             return new
         # it has room, because the row gave up as much
         return self.join([reread(row, new)])
+
+    def _has_read(self, row: BatchRow, logits: Tensor) -> None:
+        """The row has read its prompt, and needs its keys and values no more."""
+        row.goal.keep_logits(logits)
+        self._close(row)
 
     def _read_states(self) -> Iterator[Ending]:
         """A part of the work of rows that only read, after their prompts: of one row, and of others while all of it is

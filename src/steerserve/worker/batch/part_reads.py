@@ -121,7 +121,7 @@ class PartReads:
             low, high = part.span(read, start, end)
         except Exception as error:
             _Copy(reader, read, [row], [part]).fail(error)
-            low = high
+            low = high = end
         if low >= high:
             self._is_read_by_all = False
             return
