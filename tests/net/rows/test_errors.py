@@ -125,8 +125,8 @@ UNCALLED = {
     *("RowGoal.first_scored", "RowGoal.read_prompt", "RowGoal.add_sums"),
     *("RowGoal.resume", "RowGoal.outcomes"),
 }
-"""Methods that no request calls where nothing fails: those of commands, of trained lenses, of widened layers, of what follows an error,
-and those that every class replaces by its own."""
+"""Methods that no request calls where nothing fails: those of commands, of trained lenses, of widened layers, of what
+follows an error, and those that every class replaces by its own."""
 
 
 def neighbours(engine: Engine) -> dict[int, m.Command]:
