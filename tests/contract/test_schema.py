@@ -45,6 +45,8 @@ NEVER_SUCCEED = {
     "PUT /api/models/{model_id}/replicas",
     "POST /api/models/{model_id}/replicas/{name}/drain",
     "POST /api/models/{model_id}/replicas/{name}/replace",
+    # a generated name is that of no file
+    "GET /api/captures/{capture_id}/files/{name}",
     # a body has either words or two groups of texts
     "POST /api/vectors/{vector_id}/measure",
     # the batch is over
@@ -91,6 +93,20 @@ STANDARD = (
     "unsupported_method",
     "allow_header_conformance",
 )
+CAPTURE: dict[str, Any] = {
+    "texts": ["a b c"],
+    "sites": [{"site": "resid_post", "layers": [1]}],
+    "positions": "all",
+}
+PATCH: dict[str, Any] = {
+    "clean": "a b",
+    "corrupt": "a c",
+    "sites": ["resid_post"],
+    "layers": [1],
+    "positions": "each",
+    "heads": None,
+    "metric": {"kind": "kl"},
+}
 MOST_TOKENS = 4
 METHODS, JOBS_BEGUN = 4, 8
 """Of the methods that a path does not have, and of the valid requests that begin a job, one in so many is sent in the
@@ -101,6 +117,7 @@ JOBS = {
     "POST /api/effects",
     "POST /api/features/contrast",
     "POST /api/lenses",
+    "POST /api/patches",
     "POST /api/probes/train",
     "POST /api/saes/{sae_id}/labels/suggest",
     "POST /api/vectors/train",
@@ -194,6 +211,8 @@ class World:
         corpus = {"name": "calm", "source": "inline", "texts": ["a b c"]}
         corpus = live.data("POST", "/api/corpora?wait=true", corpus)
         self.ids["corpus_id"] = corpus["job"]["result"]["id"]
+        capture = live.data("POST", "/api/captures?wait=true", {"name": "calm", **CAPTURE})
+        self.ids["capture_id"] = capture["job"]["result"]["capture_id"]
         path = f"/api/saes/{self.ids['sae_id']}/labels/suggest?wait=true"
         assert live.data("POST", path, SUGGEST)["job"]["result"]["suggestions"]
         live.data("POST", "/api/runs/import", {"runs": [RUN]})
@@ -355,6 +374,15 @@ class World:
             for choice in ("local_path", "repo_id", "file_path", "revision", "hub_token"):
                 body.pop(choice, None)
             body |= {"source": "inline", "texts": ["a b c"]}
+        if path == "/api/captures":
+            for choice in ("messages", "corpus_id", "local_path", "repo_id", "interventions"):
+                body.pop(choice, None)
+            for choice in ("file_path", "revision", "hub_token"):
+                body.pop(choice, None)
+            body |= CAPTURE
+        if path == "/api/patches":
+            body.pop("align", None)
+            body |= PATCH
         if path == "/api/lenses":
             for choice in ("repository_type", *HUB_FILE):
                 body.pop(choice, None)
