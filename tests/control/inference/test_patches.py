@@ -10,7 +10,9 @@ from steerserve.control.inference import patches
 from steerserve.control.inference.patches import PatchesRequest
 from steerserve.rules.inference.patches import Patches
 from tests.control.conftest import refused
-from tests.doubles import LAYERS, World, soon
+from tests.doubles import World
+from tests.scripted_answers import LAYERS
+from tests.waiting import soon
 
 ASKED = PatchesRequest(
     clean="abcd",
