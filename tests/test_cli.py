@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import Result
@@ -20,7 +21,9 @@ from steerserve.cli import main
 
 def run(home: Path, *arguments: str, **settings: str) -> Result:
     """What a command says and how it exits. It runs in this process, which has the libraries already."""
-    return CliRunner().invoke(main, arguments, env={"STEERSERVE_HOME": str(home)} | settings)
+    # a command that starts the service puts its options into the environment
+    with patch.dict(os.environ):
+        return CliRunner().invoke(main, arguments, env={"STEERSERVE_HOME": str(home)} | settings)
 
 
 def run_apart(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
