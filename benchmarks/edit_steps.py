@@ -10,28 +10,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import models
 from benchmarks.kept import Kept
-from benchmarks.machine import Spread
-from benchmarks.step_times import (
-    BLOCK,
-    BLOCKS,
-    D_SAE,
-    KEY,
-    SIZE,
-    WARM,
-    WATCHED,
-    Decoding,
-    random_sae,
-)
+from benchmarks.step_times import D_SAE, KEY, WATCHED, Decoding, compare, load, random_sae
 from steerserve import messages as m
 from steerserve.rules.steering.edits import Condition, Edit, Feature, Target, ordered
 from steerserve.rules.steering.positions import Positions, Selection
@@ -93,19 +79,7 @@ def measured(model: Checkpoint) -> dict[str, Any]:
     for name, plan_of in plans(model.hidden_size, model.layers).items():
         # rows of their own for each kind, because a row writes so many tokens only
         plain = Decoding(model, WATCHED, 0, saes)
-        plain.seconds(WARM)
-        edited = Decoding(model, WATCHED, 0, saes, plan_of=plan_of)
-        edited.seconds(WARM)
-        pairs = []
-        for turn in range(BLOCKS):
-            both = (edited, plain) if turn % 2 else (plain, edited)
-            times = {batch: sum(batch.seconds(BLOCK)) / BLOCK for batch in both}
-            pairs.append((times[edited], times[plain]))
-        found[name] = {
-            "step_ms": asdict(Spread.of([its * 1e3 for its, _ in pairs])),
-            "plain_ms": asdict(Spread.of([other * 1e3 for _, other in pairs])),
-            "rate_over_plain": asdict(Spread.of([other / its for its, other in pairs])),
-        }
+        found[name] = compare(Decoding(model, WATCHED, 0, saes, plan_of=plan_of), plain)
     return {"rows": WATCHED, "d_sae": D_SAE, "kinds": found}
 
 
@@ -113,12 +87,7 @@ def main() -> None:
     kept = Kept("step-edits", threads=torch.get_num_threads())
     memory.keep_freed()  # as the engine process does
     with tempfile.TemporaryDirectory() as scratch:
-        model = Checkpoint(
-            models.sized(SIZE, Path(scratch) / SIZE),
-            quantization="FP16",
-            trust_remote_code=False,
-            report=lambda *_: None,
-        )
+        model = load(scratch)
         edits = measured(model)
     print(json.dumps(edits, indent=2))
     kept.end({"step-edits": edits})

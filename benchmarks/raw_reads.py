@@ -10,18 +10,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from benchmarks import models
 from benchmarks.kept import Kept
-from benchmarks.machine import Spread
-from benchmarks.step_times import BLOCK, BLOCKS, SIZE, WARM, Decoding
+from benchmarks.step_times import SIZE, Decoding, compare, load
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawReads, RawSite
 from steerserve.rules.saes.sites import MLP_OUT, RESID_POST
 from steerserve.rules.steering.positions import Positions, Selection
@@ -71,19 +67,7 @@ def measured(model: Checkpoint) -> dict[str, Any]:
     found = {}
     for name, parts_of in kinds(model.layers).items():
         plain = Decoding(model, ROWS, 0, saes)
-        plain.seconds(WARM)
-        reading = Decoding(model, ROWS, 0, saes, parts_of=parts_of)
-        reading.seconds(WARM)
-        pairs = []
-        for turn in range(BLOCKS):
-            both = (reading, plain) if turn % 2 else (plain, reading)
-            times = {batch: sum(batch.seconds(BLOCK)) / BLOCK for batch in both}
-            pairs.append((times[reading], times[plain]))
-        found[name] = {
-            "step_ms": asdict(Spread.of([its * 1e3 for its, _ in pairs])),
-            "plain_ms": asdict(Spread.of([other * 1e3 for _, other in pairs])),
-            "rate_over_plain": asdict(Spread.of([other / its for its, other in pairs])),
-        }
+        found[name] = compare(Decoding(model, ROWS, 0, saes, parts_of=parts_of), plain)
     return {"rows": ROWS, "layers": model.layers, "kinds": found}
 
 
@@ -91,12 +75,7 @@ def main() -> None:
     kept = Kept("step-raw-reads", threads=torch.get_num_threads())
     memory.keep_freed()  # as the engine process does
     with tempfile.TemporaryDirectory() as scratch:
-        model = Checkpoint(
-            models.sized(SIZE, Path(scratch) / SIZE),
-            quantization="FP16",
-            trust_remote_code=False,
-            report=lambda *_: None,
-        )
+        model = load(scratch)
         steps = measured(model)
     print(json.dumps(steps, indent=2))
     kept.end({"model": SIZE, "step-raw-reads": steps})

@@ -189,6 +189,32 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - since
 
 
+def compare(batch: Decoding, plain: Decoding) -> dict[str, Any]:
+    """The steps of a batch and of plain rows, whose blocks are timed in turns."""
+    for one in (plain, batch):
+        one.seconds(WARM)
+    pairs = []
+    for turn in range(BLOCKS):
+        both = (batch, plain) if turn % 2 else (plain, batch)
+        times = {one: sum(one.seconds(BLOCK)) / BLOCK for one in both}
+        pairs.append((times[batch], times[plain]))
+    return {
+        "step_ms": asdict(Spread.of([its * 1e3 for its, _ in pairs])),
+        "plain_ms": asdict(Spread.of([other * 1e3 for _, other in pairs])),
+        "rate_over_plain": asdict(Spread.of([other / its for its, other in pairs])),
+    }
+
+
+def load(folder: str) -> Checkpoint:
+    """The model of these benchmarks, whose files are made in a folder."""
+    return Checkpoint(
+        models.sized(SIZE, Path(folder) / SIZE),
+        quantization="FP16",
+        trust_remote_code=False,
+        report=lambda *_: None,
+    )
+
+
 def shares(step: float, operators: Counter[str], steps: int) -> dict[str, float]:
     """The milliseconds of each kind in a step that takes `step` seconds without the profiler."""
     made = Counter[str]()
@@ -303,12 +329,7 @@ def main() -> None:
     kept = Kept("step-times", threads=torch.get_num_threads())
     memory.keep_freed()  # as the engine process does
     with tempfile.TemporaryDirectory() as scratch:
-        model = Checkpoint(
-            models.sized(SIZE, Path(scratch) / SIZE),
-            quantization="FP16",
-            trust_remote_code=False,
-            report=lambda *_: None,
-        )
+        model = load(scratch)
         cases = {name: measured(model, *rows) for name, rows in CASES.items()}
         reading, watching = beside_a_prompt(model), watched(model)
     print("\n".join(lines(cases)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
 
+from steerserve.rules.saes.sites import BORDER_SITES
 from steerserve.rules.steering.positions import Positions
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
@@ -30,6 +32,11 @@ class SiteRead:
 
     sites: tuple[Site, ...]
     is_before: bool
+
+    @cached_property
+    def is_inside(self) -> bool:
+        """Whether one of the sites lies inside a layer, so that the layer cannot run as one compiled call."""
+        return any(site.name not in BORDER_SITES for site in self.sites)
 
 
 Read = SaeRead | SiteRead

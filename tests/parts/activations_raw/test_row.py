@@ -271,3 +271,43 @@ def test_rows_that_read_many_tokens_share_passes(llama: Checkpoint) -> None:
             np.testing.assert_allclose(
                 numbers(chunk, place), expected.float().numpy(), rtol=2e-2, atol=2e-2
             )
+
+
+@pytest.mark.parametrize(
+    ("site", "reading", "steps"),
+    [("mlp_out", 1, [3, 1]), ("mlp_out", 3, [4]), (RESID_POST, 1, [4])],
+)
+def test_few_rows_that_read_inside_layers_decode_in_a_pass_of_their_own(
+    llama: Checkpoint, site: str, reading: int, steps: list[int]
+) -> None:
+    """Layers that are read inside run more slowly, and the other rows do not wait for that."""
+    bench, passes = Bench(llama), []
+    asked = reads((site, 0), (site, 1), positions=at("generated"))
+    answers = [
+        bench.ask(n, words(9 + n), max_tokens=6, raw=asked if n < reading else None)
+        for n in range(4)
+    ]
+    with hooked(site_of(llama), lambda value: passes.append(value.shape[:2])):
+        bench.run()
+    decoded = [rows for rows, tokens in passes if tokens == 1]
+    assert decoded == steps * (len(decoded) // len(steps))
+    for n, answer in enumerate(answers):
+        assert answer.tokens == generated(llama, words(9 + n), 6)
+        if n >= reading:
+            continue
+        chunk, tokens = found(answer.pieces), [*answer.row.prompt, *answer.tokens[:-1]]
+        assert len(chunk.positions) == 5
+        for place, expected in enumerate(own(llama, tokens, (site, 0), (site, 1))):
+            np.testing.assert_allclose(
+                numbers(chunk, place), expected[-5:].float().numpy(), rtol=2e-2, atol=2e-2
+            )
+
+
+def test_a_row_whose_positions_are_read_decodes_with_the_others(llama: Checkpoint) -> None:
+    bench, passes = Bench(llama), []
+    asked = reads(("mlp_out", 1), positions=at("last_prompt"))
+    for n in range(4):
+        bench.ask(n, words(9 + n), max_tokens=6, raw=asked if n == 1 else None)
+    with hooked(site_of(llama), lambda value: passes.append(value.shape[:2])):
+        bench.run()
+    assert {rows for rows, tokens in passes if tokens == 1} == {4}

@@ -86,6 +86,7 @@ class RawRow(RowPart):
             self.logits_from = list(wanted).index(True)
         # a kept beginning of a prompt never has its last position
         self.may_reuse = not any(wanted[:-1])
+        self._reads_answer = most_generated(form.positions, facts.max_tokens) > 0
         self.request = facts.request
         self.reserved = self._reserve(sum(wanted)) if form.piece_bytes is None else 0
         self._dtype: torch.dtype = getattr(torch, form.dtype)
@@ -141,6 +142,11 @@ class RawRow(RowPart):
         return size
 
     # ------------------------------------------------------------- in passes
+
+    def reads_in_pass(self) -> Sequence[Read]:
+        """Nothing once no coming position is read."""
+        is_over = bool(self._facts.out) and not self._reads_answer
+        return () if is_over else self.reads
 
     def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
         self._end = end

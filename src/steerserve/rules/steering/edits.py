@@ -105,8 +105,7 @@ class Edit(msgspec.Struct, frozen=True, cache_hash=True):
 
     Attributes:
         strength: 1 makes the whole edit, and 0.5 half of the way to it. Edits that add have their strength in the
-        offset
-            of the target.
+            offset of the target.
         unit: one of `UNITS`, for edits that add a direction.
         to: the direction that `swap` writes in the place of the one that it reads.
         positions: where the edit acts.

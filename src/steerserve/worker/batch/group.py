@@ -121,12 +121,9 @@ class Group:
         that an error later in the step loses none."""
         decoding = [row for row in self.rows if row not in resting]
         joining = [row for row in self.joining if row not in resting]
-        if len(decoding) < len(self.rows) and not self._model.is_alone:
-            # the rows that decode in every step stay before those that rest in some steps
-            decoding.sort(key=lambda row: row.yields)
-            self.cache.put_first([row.slot for row in decoding if row.slot is not None])
+        passes = self._decode_passes(decoding)
         yield from self._prefill(joining, decoding)
-        for rows in [[row] for row in decoding] if self._model.is_alone else [decoding]:
+        for rows in passes:
             yield from self._decode([row for row in rows if row.slot is not None])
         yield from self._read_states()
 
@@ -142,6 +139,23 @@ class Group:
 
     def _need(self, rows: list[BatchRow]) -> int:
         return sum(row.need + self._model.state_tokens for row in rows)
+
+    def _decode_passes(self, decoding: list[BatchRow]) -> list[list[BatchRow]]:
+        """The rows of each decode pass of this step: all together, or each alone where rows are stepped alone. Few rows
+        that read inside layers have a pass of their own, because layers that are read inside run more slowly."""
+        if self._model.is_alone:
+            return [[row] for row in decoding]
+        if len(decoding) < len(self.rows):
+            # the rows that decode in every step stay before those that rest in some steps
+            decoding = sorted(decoding, key=lambda row: row.yields)
+        inside = [row for row in decoding if row.reads_inside]
+        passes = [decoding]
+        if 0 < len(inside) <= len(decoding) // 2:
+            passes = [[row for row in decoding if row not in inside], inside]
+        if len(decoding) < len(self.rows) or len(passes) > 1:
+            ordered = [row.slot for rows in passes for row in rows if row.slot is not None]
+            self.cache.put_first(ordered)
+        return passes
 
     def _prefill(self, joining: list[BatchRow], decoding: list[BatchRow]) -> Iterator[Ending]:
         """The prefill pass of this step over rows of `joining`, if one is due beside the rows that decode."""

@@ -109,7 +109,7 @@ class EditGroup:
         """The rows of the group, of a tensor with all rows of the site."""
         return value if self.rows is None else value[self.rows]
 
-    def make(
+    def make_edits(
         self, value: SiteValue, encoded: Encoded, span: Span, opened: Tensor | None
     ) -> Callable[[int], Tensor]:
         """Make the edits where they are open, bool [g, T]; None means everywhere. Returns what gives the part of |x| by
@@ -198,10 +198,10 @@ class ReplaceGroup:
         self._is_one = all(len(one) == 1 for one in values)
         self._index = torch.tensor(self._firsts, device=device)[:, None]
 
-    def make(
+    def make_edits(
         self, value: SiteValue, encoded: Encoded, span: Span, opened: Tensor | None
     ) -> Callable[[int], Tensor]:
-        """Make the edits, as `EditGroup.make`."""
+        """Make the edits, as `EditGroup.make_edits`."""
         tokens = value.x.shape[1]
         source = self._values[self._index if self._is_one else self._places(span, tokens)]
         source = source.expand(-1, tokens, -1)

@@ -292,7 +292,7 @@ class SiteEdits:
         opened: Tensor | None,
     ) -> None:
         """Make a group of edits where it is open."""
-        size = group.make(value, encoded, span, opened)
+        size = group.make_edits(value, encoded, span, opened)
         for at, (_, part, edit) in enumerate(group.members):
             if part.steering.counted is not None:
                 self._count(part, edit, size(at).tolist(), span)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -70,6 +71,8 @@ Result = TypeVar("Result")
 Parts = Generator[None, None, Result]
 """Work in parts."""
 
+log = structlog.get_logger(__name__)
+
 
 class Patching(StateReading):
     """Reads the text `base`, which is the prompt of its row, and the source of `goal`, and then `base` again with each
@@ -115,7 +118,7 @@ class Patching(StateReading):
 
     def _run(self, row: BatchRow) -> Parts[Patched | Refused]:
         goal = self._goal
-        runs = yield from self._runs()
+        runs = yield from self._runs(row.request)
         base, source = runs.base, runs.source
         clean = base if goal.is_noise else source
         measure = Measure(goal.metric, clean.logits)
@@ -136,13 +139,16 @@ class Patching(StateReading):
         ends = (own, other) if goal.is_noise else (other, own)
         return Patched(row.request, row.choice, *ends, cells, noise, row.seconds)
 
-    def _runs(self) -> Parts[Runs]:
+    def _runs(self, request: int) -> Parts[Runs]:
         """The way in which texts are read: layer by layer where this gives the model's own logits."""
         assert self.logits is not None
         self._check_memory()
         model, longest = self._model, max(len(self._base), len(self._source))
         texts = self._base, self._source
-        if len(model.devices) == 1 and longest <= model.batched_context:
+        why = f"the model lies on {len(model.devices)} devices"
+        if longest > model.batched_context:
+            why = f"the longest text has {longest} tokens; rows of a batch have at most {model.batched_context}"
+        elif len(model.devices) == 1:
             try:
                 runs = ByLayer(model, texts, self._sites, self._starts(), self._unembedding())
                 again = yield from runs.read()
@@ -150,9 +156,12 @@ class Patching(StateReading):
                     again, runs.base.logits, AGAIN_TOLERANCE
                 ):
                     return runs
+                why = "its layers, run one by one, gave other logits"
             except (*OTHER_FORM, LookupError, Refusal) as error:
                 if memory.is_exhausted(error):
                     raise
+                why = f"its layers do not run one by one: {error}"
+        log.warning("patches_read_whole_texts", request=request, reason=why)
         whole = Whole(model, texts, self._sites)
         yield from whole.read()
         return whole

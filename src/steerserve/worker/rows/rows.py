@@ -22,7 +22,7 @@ from steerserve.messages import (
     Suppressed,
 )
 from steerserve.parts.part import pack
-from steerserve.parts.row_part import RowPart
+from steerserve.parts.row_part import RowPart, SiteRead
 from steerserve.rules.residency.memory_needs import LENGTH_STEP
 from steerserve.worker import memory
 from steerserve.worker.model.kv import CacheSlot
@@ -135,6 +135,12 @@ class BatchRow:
     def attends_plainly(self) -> bool:
         """Whether the layers must compute attention in the plain way for the row."""
         return any(part.attends_plainly for part in self.parts)
+
+    @property
+    def reads_inside(self) -> bool:
+        """Whether a part reads sites inside layers in the coming pass."""
+        reads = [read for part in self.parts for read in part.reads_in_pass()]
+        return any(isinstance(read, SiteRead) and read.is_inside for read in reads)
 
     @property
     def logits_from(self) -> int | None:
