@@ -259,6 +259,7 @@ class Owners:
             self.probes,
             lambda key, index: self.monitoring.counted(key, index),
             self.corpus_results.largest,
+            lambda source, place: self.captures.values(source, place),
         )
         self.interventions = Interventions(self.steering, conductor, self.edit_parts)
         self.serving = Serving(

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import shutil
+import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,13 @@ class Capture(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, int(self.asked["shard_mb"]) * MIB // self.row_bytes)
 
 
+class CapturedValues(msgspec.Struct, frozen=True):
+    """Values of a site, or of some of its heads, one after the other."""
+
+    numbers: array[float]
+    heads: Sequence[int] | None
+
+
 class CaptureFolders:
     """The folders of all captures."""
 
@@ -145,6 +153,29 @@ class CaptureFolders:
             why = f"{capture_id} has no file {shown(name)}"
             raise Refusal("CAPTURE_NOT_FOUND", why, capture_id=capture_id, file=shown(name))
         return path
+
+    def row(self, capture: Capture, site: int, row: int) -> array[float]:
+        """The values of the site with this number in one row of a capture.
+
+        Raises:
+            Refusal: CAPTURE_NOT_FOUND where its file is gone.
+        """
+        number, place = divmod(row, capture.shard_rows)
+        path = self.folder(capture.id) / _shard_name(number)
+        is_last = number == capture.rows // capture.shard_rows
+        rows = capture.shard_rows
+        if path.is_file():
+            rows = capture.rows - number * rows if is_last else rows
+        else:
+            path = _partial(path)
+        try:
+            with path.open("rb") as file:
+                start, width = _place(capture, rows, site)
+                file.seek(start + place * width)
+                return _numbers(capture.dtype, file.read(width))
+        except OSError as error:
+            why = f"row {row} of {capture.id} cannot be read: {error}"
+            raise Refusal("CAPTURE_NOT_FOUND", why, capture_id=capture.id) from error
 
     def make_root(self) -> None:
         """Make the folder of all captures."""
@@ -254,7 +285,7 @@ class CaptureWriter:
         self.capture = capture
 
     def _shard(self, number: int) -> Path:
-        return self._folder / f"shard-{number:05}.safetensors"
+        return self._folder / _shard_name(number)
 
     def _write_values(self, first: int, rows: Rows) -> None:
         """Write the values of rows, of which the first has this number in the capture."""
@@ -279,11 +310,9 @@ class CaptureWriter:
 
     def _tensors(self, rows: int) -> Iterator[tuple[tuple[int, int], int]]:
         """Of each site in a shard with so many rows, ((its number, the offset of its values), the bytes of a row)."""
-        offset = len(_header(self.capture, rows))
-        for number, site in enumerate(self.capture.sites):
-            width = DTYPES[self.capture.dtype][1] * site.width
-            yield (number, offset), width
-            offset += rows * width
+        for site in range(len(self.capture.sites)):
+            offset, width = _place(self.capture, rows, site)
+            yield (site, offset), width
 
     def _open_partial(self, number: int) -> Path:
         """The file of a shard that has room for all rows of a shard."""
@@ -356,6 +385,28 @@ def _header(capture: Capture, rows: int) -> bytes:
     text = msgspec.json.encode(tensors)
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _place(capture: Capture, rows: int, site: int) -> tuple[int, int]:
+    """The offset of the values of the site with this number in a shard with so many rows, and the bytes of one row."""
+    size = DTYPES[capture.dtype][1]
+    before = sum(one.width for one in capture.sites[:site])
+    return len(_header(capture, rows)) + rows * before * size, capture.sites[site].width * size
+
+
+def _numbers(dtype: str, data: bytes) -> array[float]:
+    """The numbers of these little-endian bytes."""
+    if dtype == "float32":
+        return array("f", data)
+    if dtype == "float16":
+        return array("f", struct.unpack(f"<{len(data) // 2}e", data))
+    # the bits of a bfloat16 are the upper ones of a float32
+    wide = array("I", (bits << 16 for bits in array("H", data)))
+    return array("f", wide.tobytes())
+
+
+def _shard_name(number: int) -> str:
+    return f"shard-{number:05}.safetensors"
 
 
 def _between(parts: Sequence[bytes], start: int, end: int) -> Iterator[memoryview]:

@@ -17,11 +17,11 @@ from steerserve.rules.steering.positions import ALL, Positions, Selection
 from steerserve.rules.steering.request import (
     AskedCondition,
     AskedConditions,
-    AskedSource,
     NamedFeature,
     RequestSteering,
     SteeredFeature,
     SteeredVector,
+    TextSource,
 )
 from steerserve.rules.steering.vector import Direction, Vector
 
@@ -141,12 +141,12 @@ def test_a_replacement_reads_another_text_or_has_its_values() -> None:
     assert isinstance(vector.vector, Vector)
     assert (site, conversation, feature) == (
         SteeredVector(
-            AskedSource("a whale"), "replace", 0.5, layers=(2,), site="hook_z", heads=(0, 3)
+            TextSource("a whale"), "replace", 0.5, layers=(2,), site="hook_z", heads=(0, 3)
         ),
         SteeredVector(
-            AskedSource((("user", "Hi"),), last), "replace", 1.0, layers=(1, 3), is_range=True
+            TextSource((("user", "Hi"),), last), "replace", 1.0, layers=(1, 3), is_range=True
         ),
-        SteeredFeature(4, 1.0, op="replace", source=AskedSource("a whale")),
+        SteeredFeature(4, 1.0, op="replace", source=TextSource("a whale")),
     )
     assert vector.vector.directions == zeros.directions
 

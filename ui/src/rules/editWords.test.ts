@@ -54,6 +54,8 @@ it.each<[Edit, string]>([
     },
     `Move mlp_out of layers 3 to 5 0.5 of the way to that of the conversation that ends with “${"a".repeat(80)}…” at its position 7, in the prompt without its last token`,
   ],
+  [{ op: "replace", layer: 1, source: { mean_of: "capture_ab" } }, "Replace resid_post of layer 1 by the mean of capture_ab"],
+  [{ op: "replace", layer: 1, source: { capture: "capture_ab", row: 3 } }, "Replace resid_post of layer 1 by row 3 of capture_ab"],
   [{ op: "replace", layer: 1, source: {}, positions: { prompt_positions: [0, 1, 2, 3, 4, 5, 6] } }, "Replace resid_post of layer 1 by that of another text, at 7 positions"],
   [{ op: "replace", vector: "vec_calm", layers: [8] }, "Replace the value by the numbers of calm, at layer 8"],
   [{ op: "replace", vector: "vec_calm", value: 0.5 }, "Move the value 0.5 of the way to the numbers of calm"],

@@ -32,6 +32,8 @@ function placeOf({ site = "resid_post", layer, layers = [], heads = [] }: Edit):
 /** What a replacement writes: `that of “The sea is” at its last token`. */
 function sourceOf({ source, positions }: Edit): string {
   if (source === undefined) return "";
+  if (source.mean_of !== undefined) return `the mean of ${source.mean_of}`;
+  if (source.capture !== undefined) return `row ${source.row} of ${source.capture}`;
   const text = source.text ?? source.messages?.at(-1)?.content;
   if (text === undefined) return "that of another text";
   const all = Array.from(text.trim());

@@ -17,6 +17,9 @@ export interface Source {
   text?: string;
   messages?: readonly { role: string; content: string }[];
   positions?: Positions;
+  capture?: string;
+  row?: number;
+  mean_of?: string;
 }
 
 /** A condition as the request takes it. One of several parts (`any`, `all`) is kept as it is. */

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 import secrets
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -52,7 +54,14 @@ from steerserve.database.catalog import Clock, ModelRow
 from steerserve.database.room import DocumentRoom
 from steerserve.errors import Refusal
 from steerserve.files import captures as files
-from steerserve.files.captures import Capture, CaptureFolders, CaptureWriter, Rows, StoredSite
+from steerserve.files.captures import (
+    Capture,
+    CapturedValues,
+    CaptureFolders,
+    CaptureWriter,
+    Rows,
+    StoredSite,
+)
 from steerserve.files.client_paths import ClientPaths
 from steerserve.hub.client import Hub
 from steerserve.messages.carried import finish_edit
@@ -72,7 +81,7 @@ from steerserve.rules.models import architecture
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.placing import placed
 from steerserve.rules.steering.positions import ALL, LAST_PROMPT, Positions, Selection
-from steerserve.rules.steering.request import RequestSteering
+from steerserve.rules.steering.request import CapturedSource, RequestSteering
 from steerserve.rules.steering.vector import check_written
 from steerserve.rules.text import shown
 from steerserve.rules.units import MIB
@@ -179,6 +188,34 @@ class Captures:
     def close(self) -> None:
         """Read and write no more. The jobs have ended."""
         self._threads.close()
+
+    # ------------------------------------------------------------- values
+
+    async def values(self, source: CapturedSource, place: tuple[str, int]) -> CapturedValues:
+        """The values of a site at a layer in the row of a source, or their means.
+
+        Raises:
+            Refusal: CAPTURE_NOT_FOUND; INVALID_PARAMETER, whose `param` is the field of the source that is wrong.
+        """
+        capture = await self._threads.run(self._folders.get, source.capture_id)
+        places = [(one.site, one.layer) for one in capture.sites]
+        if place not in places:
+            name, layer = place
+            has = ", ".join(one.tensor for one in capture.sites)
+            raise _lacks(source.part, f"{capture.id} has no {name} of layer {layer}; it has {has}")
+        number = places.index(place)
+        site = capture.sites[number]
+        if source.row is None:
+            if capture.finished_at is None or site.mean is None:
+                why = f"{capture.id} has no means, because "
+                why += "it has no rows" if capture.finished_at else "it is not read to its end"
+                raise _lacks(source.part, why)
+            numbers = array("f", array("d", base64.b64decode(site.mean)))
+        elif source.row >= capture.rows:
+            raise _lacks("row", f"{capture.id} has {capture.rows} rows, counted from 0")
+        else:
+            numbers = await self._threads.run(self._folders.row, capture, number, source.row)
+        return CapturedValues(numbers, site.heads)
 
     # ------------------------------------------------------------- records
 
@@ -606,3 +643,7 @@ def _taken(capture: Capture, why: str = "a capture has this name", **details: ob
         capture_id=capture.id,
         **details,
     )
+
+
+def _lacks(field: str, why: str) -> Refusal:
+    return Refusal("INVALID_PARAMETER", why, param=field)

@@ -13,7 +13,7 @@ from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.probes import Probes
-from steerserve.control.steering.sources import read_sources
+from steerserve.control.steering.sources import Captured, read_sources
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.vectors import Vectors
 from steerserve.control.steering.views import LiveInterventions
@@ -48,12 +48,14 @@ class EditParts:
         probes: Probes,
         counted: Counted,
         largest_read: LargestRead,
+        captured: Captured,
     ) -> None:
         self._settings = settings
         self._vectors = vectors
         self._probes = probes
         self._counted = counted
         self._largest_read = largest_read
+        self._captured = captured
 
     async def with_vectors(
         self, own: RequestSteering, *, has_layers: bool = False
@@ -77,12 +79,12 @@ class EditParts:
     async def with_sources(
         self, own: RequestSteering, resident: Resident, client: str = ""
     ) -> RequestSteering:
-        """The edits with the values that they read in other texts, on the resident model.
+        """The edits with the values that they read in other texts, on the resident model, or in captures.
 
         Raises:
             Refusal: as `read_sources`.
         """
-        return await read_sources(own, resident, self._settings, client)
+        return await read_sources(own, resident, self._settings, client, self._captured)
 
     async def with_layers(self, sent: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
         """Edits as they are saved: with the layers of the trained vectors that they name without layers. A vector that

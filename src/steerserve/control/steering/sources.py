@@ -1,25 +1,29 @@
-"""Reads the sources of edits that replace values: what the model computes, unsteered, in other texts."""
+"""Reads the sources of edits that replace values: what the model computes, unsteered, in other texts, and what captures
+have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from steerserve import messages as m
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.errors import Refusal
+from steerserve.files.captures import CapturedValues
 from steerserve.parts.activations.form import ACTIVATIONS, Tap
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, FIELD, RawReads, RawSite
 from steerserve.rules import bounds
 from steerserve.rules.saes.sites import EMBED, RESID_POST
 from steerserve.rules.steering.request import (
     AskedEdit,
-    AskedSource,
+    CapturedSource,
     ReadSource,
     RequestSteering,
     SteeredFeature,
     SteeredVector,
+    TextSource,
 )
 from steerserve.rules.steering.vector import Direction
 from steerserve.rules.units import MIB
@@ -32,6 +36,8 @@ Place = tuple[str, int]
 """A site and a layer."""
 Unit = tuple[str, int]
 """The key of an attached SAE, and a feature."""
+Captured = Callable[[CapturedSource, Place], Awaitable[CapturedValues]]
+"""Gives what a capture has for a site at a layer."""
 
 
 @dataclass(slots=True)
@@ -53,39 +59,92 @@ class _Found:
 
 
 async def read_sources(
-    own: RequestSteering, resident: Resident, settings: Settings, client: str
+    own: RequestSteering, resident: Resident, settings: Settings, client: str, captured: Captured
 ) -> RequestSteering:
     """The same edits with the values of their sources. Each text is read once.
 
     Raises:
         Refusal: TOO_MANY_EDITS for too many texts or tokens; VECTOR_MISMATCH for a site or a layer that the model does
-            not have; INVALID_INTERVENTION for positions that a text does not have; those of a request that scores.
+            not have, and for captured values of another width; INVALID_INTERVENTION for positions that a text does not
+            have, and for what a capture does not have; CAPTURE_NOT_FOUND; those of a request that scores.
     """
+    edits = [await _with_captured(own, at, resident, captured) for at in range(len(own.edits))]
+    own = replace(own, edits=tuple(edits))
     wanted = _collect(own, resident)
     if not wanted:
         return own
     if len(wanted) > bounds.EDIT_SOURCES:
         why = f"the edits have {len(wanted)} sources of text; at most {bounds.EDIT_SOURCES}"
         raise Refusal("TOO_MANY_EDITS", why, param=own.field, maximum=bounds.EDIT_SOURCES)
-    found: dict[AskedSource, _Found] = {}
+    found: dict[TextSource, _Found] = {}
     tokens = 0
     for source, one in wanted.items():
         found[source], read = await _read(source, one, resident, settings, client, tokens)
         tokens += read
-    edits = [_filled(edit, found, resident) for edit in own.edits]
-    return replace(own, edits=tuple(edits))
+    return replace(own, edits=tuple(_filled(edit, found, resident) for edit in own.edits))
 
 
-def _collect(own: RequestSteering, resident: Resident) -> dict[AskedSource, _Wanted]:
-    """What is wanted of each source that was not read yet."""
-    wanted: dict[AskedSource, _Wanted] = {}
+async def _with_captured(
+    own: RequestSteering, at: int, resident: Resident, captured: Captured
+) -> AskedEdit:
+    """An edit with the values that a capture has for it."""
+    edit = own.edits[at]
+    if not isinstance(edit, SteeredVector) or not isinstance(edit.vector, CapturedSource):
+        return edit
+    source, where, directions = edit.vector, own.where(at, "source"), []
+    for site, layer in _places(edit, own.where(at, "layers"), resident):
+        try:
+            values = await captured(source, (site, layer))
+        except Refusal as refusal:
+            is_wrong = refusal.code == "INVALID_PARAMETER"
+            code = "INVALID_INTERVENTION" if is_wrong else refusal.code
+            place = f"{where}.{refusal.param or source.part}"
+            why = f"{place}: {refusal.message}"
+            raise Refusal(code, why, **{**refusal.details, "param": place}) from None
+        numbers = values.numbers
+        if values.heads is not None:
+            _, facts = resident.running()
+            width = facts.site_widths[site]
+            numbers = _of_site(values, edit.heads, width, f"{where}.{source.part}")
+        directions.append(Direction(layer, site, numbers.tobytes()))
+    return replace(edit, vector=ReadSource(1, tuple(directions)))
+
+
+def _of_site(
+    values: CapturedValues, written: Sequence[int], width: int, where: str
+) -> array[float]:
+    """The values [width] of a whole site, of which only the heads that are written are known.
+
+    Raises:
+        Refusal: INVALID_INTERVENTION where a head that is written was not captured; VECTOR_MISMATCH where the heads
+            have another width than those of the model.
+    """
+    assert values.heads is not None
+    known = ", ".join(map(str, values.heads))
+    if not written or not set(written) <= set(values.heads):
+        raise _refused(
+            where, f"the capture has only the heads {known}; `heads` must be some of these"
+        )
+    size = len(values.numbers) // len(values.heads)
+    if width % size or max(values.heads) >= width // size:
+        why = f"{where}: the capture has the heads {known} with {size} numbers each, and the site has {width} numbers"
+        raise Refusal("VECTOR_MISMATCH", why, param=where, model_width=width)
+    whole = array("f", bytes(4 * width))
+    for place, head in enumerate(values.heads):
+        whole[head * size : (head + 1) * size] = values.numbers[place * size : (place + 1) * size]
+    return whole
+
+
+def _collect(own: RequestSteering, resident: Resident) -> dict[TextSource, _Wanted]:
+    """What is wanted of each text that was not read yet."""
+    wanted: dict[TextSource, _Wanted] = {}
     for at, edit in enumerate(own.edits):
         where = own.where(at, "source")
         if isinstance(edit, SteeredVector):
-            if isinstance(edit.vector, AskedSource):
+            if isinstance(edit.vector, TextSource):
                 one = wanted.setdefault(edit.vector, _Wanted(where))
                 one.places |= dict.fromkeys(_places(edit, own.where(at, "layers"), resident))
-        elif isinstance(edit.source, AskedSource):
+        elif isinstance(edit.source, TextSource):
             one = wanted.setdefault(edit.source, _Wanted(where))
             one.features |= dict.fromkeys((sae.key, edit.index) for sae in _fitting(edit, resident))
     for one in wanted.values():
@@ -121,7 +180,7 @@ def _places(edit: SteeredVector, where: str, resident: Resident) -> list[Place]:
 
 
 async def _read(
-    source: AskedSource,
+    source: TextSource,
     wanted: _Wanted,
     resident: Resident,
     settings: Settings,
@@ -176,7 +235,7 @@ def _named(where: str) -> Iterator[None]:
         raise Refusal(refusal.code, f"{place}: {why}", param=place, **refusal.details) from None
 
 
-def _prompt(source: AskedSource, client: str) -> m.Text | m.Chat:
+def _prompt(source: TextSource, client: str) -> m.Text | m.Chat:
     if isinstance(source.text, str):
         return m.Text(source.text)
     messages = [{"role": role, "content": content} for role, content in source.text]
@@ -213,10 +272,10 @@ def _take(event: m.Scored, key: str | None, wanted: _Wanted, found: _Found, wher
         found.features[key, feature] = activation
 
 
-def _filled(edit: AskedEdit, found: Mapping[AskedSource, _Found], resident: Resident) -> AskedEdit:
+def _filled(edit: AskedEdit, found: Mapping[TextSource, _Found], resident: Resident) -> AskedEdit:
     """An edit with the values of its source."""
     if isinstance(edit, SteeredVector):
-        if not isinstance(edit.vector, AskedSource):
+        if not isinstance(edit.vector, TextSource):
             return edit
         read = found[edit.vector]
         directions = tuple(
@@ -224,7 +283,7 @@ def _filled(edit: AskedEdit, found: Mapping[AskedSource, _Found], resident: Resi
             for site, layer in _places(edit, "", resident)
         )
         return replace(edit, vector=ReadSource(read.rows, directions))
-    if not isinstance(edit.source, AskedSource):
+    if not isinstance(edit.source, TextSource):
         return edit
     for sae in _fitting(edit, resident):
         activation = found[edit.source].features[sae.key, edit.index]

@@ -51,12 +51,14 @@ from steerserve.rules.steering.request import (
     AskedEdit,
     AskedSource,
     AskedWhen,
+    CapturedSource,
     NamedFeature,
     NamedProbe,
     Reference,
     RequestSteering,
     SteeredFeature,
     SteeredVector,
+    TextSource,
     has_value,
 )
 from steerserve.rules.steering.vector import Direction, Vector, is_finite32
@@ -145,11 +147,14 @@ class MessagePart(_Part, frozen=True):
 
 class SourcePart(_Part, frozen=True):
     """Where the values of a `replace` come from: what the model computes, unsteered, at positions of another text, or
-    of a conversation."""
+    of a conversation; a row of a capture; or the mean of the rows of a capture."""
 
     text: str | None = None
     messages: list[MessagePart] | None = None
     positions: Name | PositionsPart | None = None
+    capture: str | None = None
+    row: int | None = None
+    mean_of: str | None = None
 
 
 class EditPart(_Part, frozen=True):
@@ -383,6 +388,8 @@ def _replacement(part: EditPart, where: str) -> AskedEdit:
             if getattr(part, name) is not None:
                 raise _wrong(f"{where}.{name}", "must be absent where a feature is replaced")
         one = _feature(part.feature, f"{where}.feature")
+        if isinstance(source, CapturedSource):
+            raise _wrong(f"{where}.source", "must have a text, because a capture has no features")
         return SteeredFeature(
             one.index, way, one.choice, REPLACE, ACTIVATION, positions, when, source
         )
@@ -415,15 +422,36 @@ def _replacement(part: EditPart, where: str) -> AskedEdit:
 
 
 def _source(part: SourcePart, where: str) -> AskedSource:
-    if (part.text is None) == (part.messages is None):
-        raise _wrong(f"{where}.text", "is required, or `messages` in place of it; not both")
+    sources = ("text", "messages", "capture", "mean_of")
+    given = [name for name in sources if getattr(part, name) is not None]
+    if len(given) != 1:
+        why = "is required, or one of `messages`, `capture` and `mean_of` in place of it"
+        raise _wrong(f"{where}.text", why)
+    (kind,) = given
+    if kind in ("capture", "mean_of"):
+        return _captured(part, kind, where)
+    if part.row is not None:
+        raise _wrong(f"{where}.row", "must be absent without `capture`")
     positions = _positions(part.positions, f"{where}.positions")
     if part.text is not None:
-        return AskedSource(_filled(part.text, f"{where}.text"), positions)
+        return TextSource(_filled(part.text, f"{where}.text"), positions)
     if not part.messages:
         raise _wrong(f"{where}.messages", "must have at least one message")
     told = tuple((one.role, one.content) for one in part.messages)
-    return AskedSource(told, positions)
+    return TextSource(told, positions)
+
+
+def _captured(part: SourcePart, kind: str, where: str) -> CapturedSource:
+    if part.positions is not None:
+        raise _wrong(f"{where}.positions", f"must be absent with `{kind}`")
+    if (part.row is None) == (kind == "capture"):
+        expected = (
+            "is required with `capture`" if part.row is None else "must be absent with `mean_of`"
+        )
+        raise _wrong(f"{where}.row", expected)
+    if part.row is not None:
+        _in_range(part.row, f"{where}.row")
+    return CapturedSource(_filled(getattr(part, kind), f"{where}.{kind}"), part.row)
 
 
 def _filled(text: str, where: str) -> str:

@@ -50,12 +50,28 @@ Reference = str | Vector
 
 
 @dataclass(frozen=True, slots=True)
-class AskedSource:
-    """Where the values of a `replace` come from: what the model computes, unsteered, at these positions of another
-    text, or of a conversation."""
+class TextSource:
+    """The values of a `replace` are those that the model computes, unsteered, at these positions of another text, or of
+    a conversation."""
 
     text: str | Messages
     positions: Positions = ALL
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedSource:
+    """The values of a `replace` are those of this row of a capture; without a row the means of all its rows."""
+
+    capture_id: str
+    row: int | None
+
+    @property
+    def part(self) -> str:
+        """The field that names the capture."""
+        return "mean_of" if self.row is None else "capture"
+
+
+AskedSource = TextSource | CapturedSource
 
 
 @dataclass(frozen=True, slots=True)
