@@ -48,6 +48,7 @@ from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import GateWeights, Sae
 from tests.worker import models
+from tests.worker.positions import drawn_positions, selected
 from tests.worker.running import (
     Bench,
     altered,
@@ -535,28 +536,6 @@ class Case:
         return asked(*self.edits, values=self.values, keeps_norm=self.keeps_norm)
 
 
-def selected(positions: Positions, at: int, size: int, ids: Sequence[int]) -> bool:
-    def within(part: Selection) -> bool:
-        g = at - size
-        names = {
-            "all": True,
-            "prompt": at < size - 1,
-            "last_prompt": at == size - 1,
-            "generated": g >= 0,
-            "output": g >= -1,
-        }
-        window, later = part.prompt_window, part.generated_window
-        return (
-            any(names[name] for name in part.names)
-            or (at < size and any(p in (at, at - size) for p in part.prompt_positions))
-            or (window is not None and at < size and window[0] <= at < window[1])
-            or (later is not None and later[0] <= g < later[1])
-            or ids[at] in part.tokens
-        )
-
-    return within(positions.include) and not (positions.exclude and within(positions.exclude))
-
-
 class Hand:
     """A plain model in which a case is made by hand, over the whole text at each step."""
 
@@ -667,7 +646,7 @@ def drawn(source: random.Random, ids: Sequence[int]) -> Case:
     for number in range(source.randint(1, 5)):
         layer, site = source.choice(SITES_OF_CASES)
         v, u = direction(source.randint(0, 9), layer, site), direction(20, layer, site)
-        more: dict[str, Any] = {"positions": _positions(source, ids), "number": number}
+        more: dict[str, Any] = {"positions": drawn_positions(source, ids), "number": number}
         if source.random() < 0.5:
             more["when"] = _when(source, SITES_OF_CASES.index((layer, site)))
         feature = edit(
@@ -687,25 +666,6 @@ def drawn(source: random.Random, ids: Sequence[int]) -> Case:
         edits.append(of(op, v, source.uniform(0.2, 2.0), **more))
     values = {source.randrange(D_SAE): 2.5} if source.random() < 0.4 else {}
     return Case(edits, values, source.random() < 0.3)
-
-
-def _positions(source: random.Random, ids: Sequence[int]) -> Positions:
-    window = (source.randint(0, 9), source.randint(10, 60))
-    parts = [
-        Selection(names=("all",)),
-        Selection(names=("prompt",)),
-        Selection(names=("last_prompt",)),
-        Selection(names=("generated",)),
-        Selection(names=("output",)),
-        Selection(prompt_positions=(0, 1, -2)),
-        Selection(prompt_window=window),
-        Selection(generated_window=(1, source.randint(2, 6))),
-        Selection(tokens=(source.choice(ids),), names=("generated",)),
-    ]
-    exclude = source.choice(
-        [None, None, Selection(prompt_positions=(-1,)), Selection(names=("last_prompt",))]
-    )
-    return Positions(source.choice(parts), exclude)
 
 
 def _when(source: random.Random, latest: int, depth: int = 0) -> When:

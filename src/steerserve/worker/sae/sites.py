@@ -3,9 +3,10 @@ convert."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from msgspec import structs
@@ -15,6 +16,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.saes import sites as rules
 from steerserve.rules.saes.sites import (
     ATTN_OUT,
+    ATTN_RAW,
     EMBED,
     LOGITS,
     MLP_IN,
@@ -159,10 +161,9 @@ class Site:
             )
         else:
             # the hook of an added output must run before the hook of the stream that it is added to
-            first = self.module.register_forward_hook(
-                lambda _, __, output: _with_output(change, output),
-                prepend=self.is_prepended,
-            )
+            hook = _OutputHook(change, is_raw=self.name in (ATTN_RAW, MLP_RAW))
+            first = self.module.register_forward_hook(hook, prepend=self.is_prepended)
+            _put_raw_first(self.module)
         if self.layer is None:
             return first
 
@@ -229,6 +230,27 @@ class Site:
         """The delta of the value, as it is added to the tensor of the site."""
         delta = delta.to(tensor.device, tensor.dtype)
         return delta if self.scale == 1.0 else delta / self.scale
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OutputHook:
+    """A forward hook that changes the output of a module. `is_raw` says that its site is the output itself, and not
+    what is added to the residual stream."""
+
+    change: Callable[[Tensor], Tensor | None]
+    is_raw: bool
+
+    def __call__(self, module: nn.Module, args: object, output: Any) -> Any:
+        return _with_output(self.change, output)
+
+
+def _put_raw_first(module: nn.Module) -> None:
+    """Let the hooks of the output itself run before those of what is added to the stream. In many architectures both
+    sites are the output of one module."""
+    hooks = cast("OrderedDict[int, object]", module._forward_hooks)
+    raw = [key for key, hook in hooks.items() if isinstance(hook, _OutputHook) and hook.is_raw]
+    for key in reversed(raw):
+        hooks.move_to_end(key, last=False)
 
 
 @dataclass(frozen=True, slots=True)
