@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load
 
 from steerserve import demo
 from tests.circuits import HIGH, attach, detach
@@ -110,6 +112,22 @@ def test_an_unlearned_subject_leaves_others_as_they_are(run: Run) -> None:
     _, _, same, counts = page["unlearned"]["the farm"]
     assert same == 10
     assert all(acted == 0 for _, acted in counts)
+
+
+def test_a_probe_that_is_trained_elsewhere_reads_answers(run: Run, shared: Running) -> None:
+    page = run("scikit-learn.md")
+    scores = list(page["scores"].values())
+    assert min(scores[:2]) > 0 > max(scores[2:])
+    # the stored probe reads what the classifier says of the values of the same texts
+    asked = {"name": "unseen", "texts": page["unseen"], "positions": "last"}
+    asked |= {"sites": [{"site": "resid_post", "layers": [2]}]}
+    unseen = shared.data("POST", "/api/captures?wait=true", asked)["job"]["result"]["capture_id"]
+    shard = shared.http.get(f"/api/captures/{unseen}/files/shard-00000.safetensors").content
+    own = page["classifier"].decision_function(load(shard)["resid_post.2"])
+    np.testing.assert_allclose(scores, own, rtol=1e-2, atol=0.05)
+    for capture in (page["capture"], unseen):
+        shared.data("DELETE", f"/api/captures/{capture}")
+    shared.data("DELETE", f"/api/probes/{page['probe'].id}")
 
 
 def test_every_recipe_is_run_and_listed() -> None:

@@ -12,6 +12,7 @@ from tests.service import Running
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PROMPT = "The boats came back"
+LONG = "The boats came back to the harbour in the rain"
 SOURCE = {"text": "A whale swam near", "positions": "last_prompt"}
 PUT = {"op": "replace", "layer": 2, "source": SOURCE, "positions": "last_prompt"}
 
@@ -71,6 +72,42 @@ def test_a_feature_gets_the_activation_that_it_has_in_the_source(steered: Runnin
     assert text(one) == text(other)
     state = "x-service-steering-state"
     assert one.headers[state] == other.headers[state]
+
+
+def test_a_feature_gets_the_activations_of_several_positions_in_their_order(
+    steered: Running,
+) -> None:
+    """Under a condition, and half of the way, as edits of one position each."""
+    at, places = [1, 2, 4], {"prompt_positions": [2, 3, 5]}
+    asked = {"top_k": 20, "positions": "prompt"}
+    source = body(prompt=SOURCE["text"], max_tokens=1, logprobs=1, return_sae_activations=asked)
+    read = steered.post(TEXT, source).json()["service"]["sae_activations"]["positions"]
+    active = {one["position"]: {f["index"] for f in one["features"]} for one in read}
+    index = min(active[at[2]] - active[at[0]])
+    named = {"text": SOURCE["text"], "positions": {"prompt_positions": at}}
+    put = {"op": "replace", "feature": {"index": index}, "value": 0.5, "source": named}
+    together = body({**put, "positions": places}, prompt=LONG, return_steering_report=True)
+    one_by_one = [
+        {
+            **put,
+            "source": {**named, "positions": {"prompt_positions": [one]}},
+            "positions": {"prompt_positions": [two]},
+        }
+        for one, two in zip(at, places["prompt_positions"], strict=True)
+    ]
+    answers = [steered.post(TEXT, one) for one in (together, body(*one_by_one, prompt=LONG))]
+    assert text(answers[0]) == text(answers[1])
+    (entry,) = answers[0].json()["steering_report"]["edits"]
+    assert entry["evaluated"] == 3
+    both = [
+        site(steered, 3, body(*edits, prompt=LONG))
+        for edits in ([{**put, "positions": places}], one_by_one)
+    ]
+    assert both[0] == both[1]
+    assert both[0][2:6] != site(steered, 3, body(prompt=LONG))[2:6]
+    found, error = steered.v1_error(TEXT, body({**put, "positions": "last_prompt"}, prompt=LONG))
+    assert (found, error["code"]) == (400, "invalid_parameter")
+    assert "the source has 3 positions, and the edit 1" in error["message"]
 
 
 @pytest.fixture

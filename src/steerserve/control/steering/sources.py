@@ -55,7 +55,7 @@ class _Found:
 
     rows: int
     places: dict[Place, bytes] = field(default_factory=dict)
-    features: dict[Unit, float] = field(default_factory=dict)
+    features: dict[Unit, tuple[float, ...]] = field(default_factory=dict)
 
 
 async def read_sources(
@@ -253,7 +253,7 @@ def _take(event: m.Scored, key: str | None, wanted: _Wanted, found: _Found, wher
     """Take what was read of a source.
 
     Raises:
-        Refusal: INVALID_INTERVENTION where the text has none of the positions, and where a feature has several.
+        Refusal: INVALID_INTERVENTION where the text has none of the positions.
     """
     chunk = ACTIVATIONS_RAW.read(event.parts)
     assert chunk is not None
@@ -265,11 +265,9 @@ def _take(event: m.Scored, key: str | None, wanted: _Wanted, found: _Found, wher
     found.places |= {place: one.data for place, one in values}
     if key is None:
         return
-    if found.rows > 1:
-        raise _refused(where, f"the activation of a feature has one position, and not {found.rows}")
-    at = {one.position: one for one in ACTIVATIONS.read(event.parts) or ()}
-    for feature, activation in at[chunk.positions[0]].features:
-        found.features[key, feature] = activation
+    at = {one.position: dict(one.features) for one in ACTIVATIONS.read(event.parts) or ()}
+    for feature in at[chunk.positions[0]]:
+        found.features[key, feature] = tuple(at[place][feature] for place in chunk.positions)
 
 
 def _filled(edit: AskedEdit, found: Mapping[TextSource, _Found], resident: Resident) -> AskedEdit:
@@ -286,8 +284,8 @@ def _filled(edit: AskedEdit, found: Mapping[TextSource, _Found], resident: Resid
     if not isinstance(edit.source, TextSource):
         return edit
     for sae in _fitting(edit, resident):
-        activation = found[edit.source].features[sae.key, edit.index]
-        return replace(edit, source=ReadSource(1, activation=activation))
+        activations = found[edit.source].features[sae.key, edit.index]
+        return replace(edit, source=ReadSource(len(activations), activations=activations))
     return edit
 
 

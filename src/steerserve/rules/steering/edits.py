@@ -92,12 +92,13 @@ When = Condition | AnyOf | AllOf
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The values that `replace` writes. The numbers of the edit's direction are these values [rows, width]: one for all
-    positions of the edit, or one for each of them in their order. With `heads`, only the numbers of these heads of the
-    site are written."""
+    """The values that `replace` writes: one for all positions of the edit, or one for each of them in their order. At a
+    site they are the numbers of the edit's direction [rows, width]; with `heads`, only the numbers of these heads are
+    written. Several `activations` of a feature are here, one for each row. One is the offset of the target."""
 
     rows: int = 1
     heads: tuple[int, ...] = ()
+    activations: tuple[float, ...] = ()
 
 
 class Edit(msgspec.Struct, frozen=True, cache_hash=True):

@@ -196,8 +196,11 @@ def _of_feature(
             expected = f"a value that is from {limits[0]:g} to {limits[1]:g} in activation"
             raise invalid(steering, steering.where(at, "value"), expected, activation=value)
     when = _when(steering, at, asked.when, "when", model.place(sae), attached, model)
-    aim, positions = target(asked, value), asked.positions
-    return Edit(Feature(sae.key, asked.index), aim, positions=positions, when=when, number=at)
+    aim, positions, source = target(asked, value), asked.positions, None
+    if isinstance(asked.source, ReadSource) and asked.source.rows > 1:
+        source = Source(asked.source.rows, activations=asked.source.activations)
+    where = Feature(sae.key, asked.index)
+    return Edit(where, aim, positions=positions, when=when, number=at, source=source)
 
 
 def _largest(

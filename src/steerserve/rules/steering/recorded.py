@@ -152,9 +152,12 @@ def _is_target(edit: Edit) -> bool:
 
 
 def _check_source(edit: Edit, source: Source, where: str) -> None:
-    numbers = edit.at.width if isinstance(edit.at, Direction) else 0
+    numbers = edit.at.width if isinstance(edit.at, Direction) else len(source.activations)
     if not 1 <= source.rows <= max(1, numbers) or numbers % source.rows or edit.is_added:
         raise _wrong(where, "does not fit the numbers of the edit")
+    bound = 0.0 if isinstance(edit.at, Direction) else KINDS["set"].highest or 0.0
+    if not all(abs(one) <= bound for one in source.activations):
+        raise _wrong(f"{where}.activations", f"must be from {-bound:g} to {bound:g}")
     if not all(0 <= head <= INTEGER_MAXIMUM for head in source.heads):
         raise _wrong(f"{where}.heads", f"must be from 0 to {INTEGER_MAXIMUM}")
 

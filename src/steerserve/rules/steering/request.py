@@ -76,12 +76,11 @@ AskedSource = TextSource | CapturedSource
 
 @dataclass(frozen=True, slots=True)
 class ReadSource:
-    """What a source has: for a site, its values at each layer, with `rows` positions; or the `activation` of a
-    feature."""
+    """What a source has at so many positions: for a site, its values at each layer; or the activations of a feature."""
 
     rows: int
     directions: tuple[Direction, ...] = ()
-    activation: float = 0.0
+    activations: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +309,9 @@ def target(asked: AskedEdit, value: float) -> Target:
     if isinstance(asked, SteeredVector):
         return direction_target(asked.op, value)
     if asked.op == REPLACE:
-        aim = asked.source.activation if isinstance(asked.source, ReadSource) else 0.0
+        read = asked.source.activations if isinstance(asked.source, ReadSource) else ()
+        # several activations are those of the source of the edit
+        aim = read[0] if len(read) == 1 else 0.0
         return Target(factor=1.0 - value, offset=value * aim)
     return KINDS[asked.op].target(value)
 

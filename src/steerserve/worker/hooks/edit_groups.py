@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from steerserve.rules.steering.edits import RAW, RESIDUAL, Edit, Feature
+from steerserve.rules.steering.edits import RAW, RESIDUAL, Edit, Feature, Source
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.hooks.parts import Part, Span
 from steerserve.worker.hooks.readings import Directions, Encoded, index_of, length
@@ -84,6 +84,7 @@ class EditGroup:
         self.reads: Tensor | None = None
         self.is_added = edits[0].is_added
         self.is_residual = self.is_added and edits[0].unit == RESIDUAL
+        self._is_matched = any(edit.source is not None for edit in edits)
         if sae is not None:
             features = [edit.at.index for edit in edits if isinstance(edit.at, Feature)]
             self.features = features
@@ -115,7 +116,7 @@ class EditGroup:
         """Make the edits where they are open, bool [g, T]; None means everywhere. Returns what gives the part of |x| by
         which a member changed the value at each position, [T]."""
         x = value.x
-        moved = self._moved(value, encoded)
+        moved = self._moved(value, encoded, span)
         scale = self._scale(x)
         if scale is not None:
             moved = moved * scale[..., 0]
@@ -128,7 +129,7 @@ class EditGroup:
             value.change.index_add_(0, self.rows, made)
         return lambda at: moved[at].abs() * self.writes[at].norm() / length(x[self.members[at][0]])
 
-    def _moved(self, value: SiteValue, encoded: Encoded) -> Tensor:
+    def _moved(self, value: SiteValue, encoded: Encoded, span: Span) -> Tensor:
         """How far each row moves along its direction at each position, [g, T]."""
         x = value.x
         if self.is_added:
@@ -138,8 +139,21 @@ class EditGroup:
             read = self._activations(self.of(x), encoded)
         else:
             read = (self.of(value.now) * self.reads[:, None]).sum(-1)
-        target = (read * self.factor + self.offset).clamp(self.low, self.high)
+        offset = self._matched(span, x.shape[1]) if self._is_matched else self.offset
+        target = (read * self.factor + offset).clamp(self.low, self.high)
         return self.strength * (target - read)
+
+    def _matched(self, span: Span, tokens: int) -> Tensor:
+        """The offsets of the targets at each position of the pass, [g, T], where activations of a source are written."""
+        found = []
+        for _, part, edit in self.members:
+            target, source = edit.target, edit.source
+            if source is None:
+                found.append([target.offset] * tokens)
+                continue
+            way, rows = 1.0 - target.factor, source_rows(part, edit, source, span, tokens)
+            found.append([way * source.activations[row] for row in rows])
+        return torch.tensor(found, dtype=torch.float32, device=self.offset.device)
 
     def _scale(self, x: Tensor) -> Tensor | None:
         """What the SAE multiplies its output with at each position, [g, T, 1]; None where it does not."""
@@ -227,15 +241,20 @@ class ReplaceGroup:
         found = []
         for (_, part, edit), first in zip(self.members, self._firsts, strict=True):
             assert edit.source is not None
-            start, rows = span.first[part.row], edit.source.rows
-            mask = part.steering.mask(edit, start, tokens)
-            ranks = part.steering.rank(edit, start)
-            row = []
-            for is_in in [True] * tokens if mask is None else mask:
-                row.append(first + min(ranks, rows - 1))
-                ranks += is_in and rows > 1
-            found.append(row)
+            rows = source_rows(part, edit, edit.source, span, tokens)
+            found.append([first + row for row in rows])
         return torch.tensor(found, device=self._device)
+
+
+def source_rows(part: Part, edit: Edit, source: Source, span: Span, tokens: int) -> list[int]:
+    """The row of its source that an edit writes at each position of the pass. Where it does not act, any row."""
+    start = span.first[part.row]
+    mask = part.steering.mask(edit, start, tokens)
+    rank, found = part.steering.rank(edit, start), []
+    for is_in in [True] * tokens if mask is None else mask:
+        found.append(min(rank, source.rows - 1))
+        rank += is_in
+    return found
 
 
 def _columns(chosen: Sequence[int], heads: int, width: int, device: torch.device) -> Tensor:

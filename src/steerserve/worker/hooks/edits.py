@@ -121,7 +121,7 @@ class SiteEdits:
                 if k < len(edits):
                     edit = edits[k]
                     is_residual = edit.is_added and edit.unit == RESIDUAL
-                    form = edit.key, is_residual, edit.source is not None
+                    form = edit.key, is_residual, edit.key is None and edit.source is not None
                     forms.setdefault(form, []).append((row, part, edit))
             for (key, _, is_replaced), members in forms.items():
                 if is_replaced:
