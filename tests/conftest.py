@@ -226,6 +226,10 @@ def steered(request: pytest.FixtureRequest, shared: Running) -> Iterator[Running
     """The shared service with the first demo SAE attached, nothing steered, nothing monitored. The SAE stays attached
     for the next test that asks for it, because a detach takes long; a test that leaves a trace has it detached."""
     stash, sae = request.config.stash, demo.saes()[0]
+    if ATTACHED in stash and traces(shared) != stash[ATTACHED][1]:
+        # a test of the bare service has changed it
+        del stash[ATTACHED]
+        detach(shared)
     if ATTACHED not in stash:
         sae_id = add_sae(shared, sae)
         shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})

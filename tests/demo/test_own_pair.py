@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
-
-import pytest
+from threading import Event
 
 from steerserve import demo
 from tests.service import running
 
 
-def test_a_pair_of_ones_own_is_loaded_attached_labelled_and_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+class Printed(StringIO):
+    """What is printed, and whether all of it is there: `last` is what it ends with."""
+
+    def __init__(self, last: str) -> None:
+        super().__init__()
+        self._last = last
+        self.is_whole = Event()
+
+    def write(self, text: str) -> int:
+        size = super().write(text)
+        if self._last in self.getvalue():
+            self.is_whole.set()
+        return size
+
+
+def test_a_pair_of_ones_own_is_loaded_attached_labelled_and_told(tmp_path: Path) -> None:
     below, above = demo.saes()
     pair = {"demo_model": demo.MODEL_DIR, "demo_saes": [above.path, below.path]}
-    with running(tmp_path, demo=True, **pair) as live:
-        told = ""
-        while "steerserve steer --off" not in told:
-            told += capsys.readouterr().out
+    printed = Printed("steerserve steer --off")
+    with redirect_stdout(printed), running(tmp_path, demo=True, **pair) as live:
+        assert printed.is_whole.wait(60), printed.getvalue()
+        told = printed.getvalue()
         (entry,) = live.data("GET", "/api/saes/attachments")["entries"]
         rows = {row["local_path"]: row["id"] for row in live.data("GET", "/api/saes")["saes"]}
         found = live.data(
