@@ -92,9 +92,10 @@ async def test_a_replica_never_goes_to_a_node_that_is_left_out(
         for left_out in (*ids, *ids):
             engine = await cluster.launch(barred={left_out: "a: it has other files in /m"})
             (process,) = nodes.replica_processes()
-            homes.append(replica_of(process).actor.ppid())
+            replica = replica_of(process)
+            homes.append(replica.actor.ppid())
             await engine.stop()
-            await replica_of(process).gone()
+            await replica.gone()
         # each of the two nodes was left out in turn
         assert homes[0] != homes[1]
         assert homes == homes[:2] * 2
