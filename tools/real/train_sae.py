@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -230,11 +231,9 @@ def _add_gradients(
 
     def by_feature(entries: Tensor) -> Tensor:
         sorted_entries = entries.flatten()[order]
-        # the library warns where nothing is said about checks, and tests take warnings as errors
-        size = (d_sae, len(x))
-        return torch.sparse_csr_tensor(
-            ends, order // k, sorted_entries, size, check_invariants=False
-        )
+        # the library warns that sparse tensors are new, and that they are not checked
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            return torch.sparse_csr_tensor(ends, order // k, sorted_entries, (d_sae, len(x)))
 
     assert weights.W_dec.grad is not None
     assert weights.W_enc.grad is not None
