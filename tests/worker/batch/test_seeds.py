@@ -66,13 +66,13 @@ def test_choices_that_are_stepped_apart_do_not_depend_on_the_speed_of_the_machin
 ) -> None:
     """Their prompts are read in parts of the same sizes, however long the passes took."""
     parts: list[list[int]] = []
-    prefill = llama.prefill
+    prefill = Checkpoint.prefill
 
-    def counted(cache: Any, slots: Any, rows: Any, **where: Any) -> Any:
+    def counted(model: Checkpoint, cache: Any, slots: Any, rows: Any, **where: Any) -> Any:
         parts[-1].append(sum(len(row) for row in rows))
-        return prefill(cache, slots, rows, **where)
+        return prefill(model, cache, slots, rows, **where)
 
-    monkeypatch.setattr(llama, "prefill", counted)
+    monkeypatch.setattr(Checkpoint, "prefill", counted)
     monkeypatch.setattr(group_module, "PREFILL_TOKENS", 96)
     for slow in (32, 96):
         monkeypatch.setattr(Tempo, "tokens", lambda _, bound, most, slow=slow: slow)

@@ -483,7 +483,7 @@ def test_memory_that_runs_out_is_refused_as_for_a_text(
 
     bench = Bench(llama)
     with monkeypatch.context() as patched, capture_logs():
-        patched.setattr(llama, "_forward", fail)
+        patched.setattr(Checkpoint, "_forward", fail)
         bench.score(1, list(PROMPTS))
         bench.run()
         bench.ask(2, PROMPTS[0], max_tokens=2)

@@ -144,7 +144,7 @@ class EditGroup:
         return self.strength * (target - read)
 
     def _matched(self, span: Span, tokens: int) -> Tensor:
-        """The offsets of the targets at each position of the pass, [g, T], where activations of a source are written."""
+        """The offsets of the targets at each position of the pass, [g, T], where a source has several activations."""
         found = []
         for _, part, edit in self.members:
             target, source = edit.target, edit.source
