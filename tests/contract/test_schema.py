@@ -109,7 +109,7 @@ PATCH: dict[str, Any] = {
 }
 MOST_TOKENS = 4
 LONG = 64
-"""The default run sends no list because it has more items than a bound that is above this one."""
+"""The default run sends no list with more items than its bound allows where the bound is above this number."""
 METHODS, JOBS_BEGUN = 4, 8
 """Of the methods that a path does not have, and of the valid requests that begin a job, one in so many is sent in the
 default run."""

@@ -274,13 +274,24 @@ def test_rows_that_read_many_tokens_share_passes(llama: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("site", "reading", "steps"),
-    [("mlp_out", 1, [3, 1]), ("mlp_out", 3, [4]), (RESID_POST, 1, [4])],
+    ("is_whole", "site", "reading", "steps"),
+    [
+        (True, "mlp_out", 1, [3, 1]),
+        (True, "mlp_out", 3, [4]),
+        (True, RESID_POST, 1, [4]),
+        (False, "mlp_out", 1, [4]),
+    ],
 )
-def test_few_rows_that_read_inside_layers_decode_in_a_pass_of_their_own(
-    llama: Checkpoint, site: str, reading: int, steps: list[int]
+def test_few_rows_that_read_inside_whole_layers_decode_in_a_pass_of_their_own(
+    llama: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    is_whole: bool,
+    site: str,
+    reading: int,
+    steps: list[int],
 ) -> None:
-    """Layers that are read inside run more slowly, and the other rows do not wait for that."""
+    """A hook inside a layer switches its one compiled call off, and the other rows do not wait for that."""
+    monkeypatch.setattr(Checkpoint, "has_whole_layers", is_whole)
     bench, passes = Bench(llama), []
     asked = reads((site, 0), (site, 1), positions=at("generated"))
     answers = [
@@ -303,7 +314,10 @@ def test_few_rows_that_read_inside_layers_decode_in_a_pass_of_their_own(
             )
 
 
-def test_a_row_whose_positions_are_read_decodes_with_the_others(llama: Checkpoint) -> None:
+def test_a_row_whose_positions_are_read_decodes_with_the_others(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "has_whole_layers", True)
     bench, passes = Bench(llama), []
     asked = reads(("mlp_out", 1), positions=at("last_prompt"))
     for n in range(4):

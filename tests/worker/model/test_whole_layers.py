@@ -116,6 +116,13 @@ def decoded(model: Checkpoint, prompts: list[list[int]], threads: int = 1) -> Te
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_model_tells_that_its_layers_run_whole(
+    opened: Callable[[str], Checkpoint], variant: str
+) -> None:
+    assert opened(variant).has_whole_layers
+
+
 @contextmanager
 def seen(module: Any) -> Iterator[list[int]]:
     """Counts the calls of a module."""

@@ -152,10 +152,14 @@ def _is_target(edit: Edit) -> bool:
 
 
 def _check_source(edit: Edit, source: Source, where: str) -> None:
-    numbers = edit.at.width if isinstance(edit.at, Direction) else len(source.activations)
-    if not 1 <= source.rows <= max(1, numbers) or numbers % source.rows or edit.is_added:
+    if isinstance(edit.at, Direction):
+        fits = 1 <= source.rows <= edit.at.width and edit.at.width % source.rows == 0
+        fits = fits and not source.activations
+    else:
+        fits = 1 < source.rows == len(source.activations)
+    if not fits or edit.is_added:
         raise _wrong(where, "does not fit the numbers of the edit")
-    bound = 0.0 if isinstance(edit.at, Direction) else KINDS["set"].highest or 0.0
+    bound = KINDS["set"].highest or 0.0
     if not all(abs(one) <= bound for one in source.activations):
         raise _wrong(f"{where}.activations", f"must be from {-bound:g} to {bound:g}")
     if not all(0 <= head <= INTEGER_MAXIMUM for head in source.heads):

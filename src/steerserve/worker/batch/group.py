@@ -142,7 +142,8 @@ class Group:
 
     def _decode_passes(self, decoding: list[BatchRow]) -> list[list[BatchRow]]:
         """The rows of each decode pass of this step: all together, or each alone where rows are stepped alone. Few rows
-        that read inside layers have a pass of their own, because layers that are read inside run more slowly."""
+        that read inside layers have a pass of their own where this lets the layers run as one compiled call for the
+        other rows."""
         if self._model.is_alone:
             return [[row] for row in decoding]
         if len(decoding) < len(self.rows):
@@ -150,7 +151,7 @@ class Group:
             decoding = sorted(decoding, key=lambda row: row.yields)
         inside = [row for row in decoding if row.reads_inside]
         passes = [decoding]
-        if 0 < len(inside) <= len(decoding) // 2:
+        if 0 < len(inside) <= len(decoding) // 2 and self._model.has_whole_layers:
             passes = [[row for row in decoding if row not in inside], inside]
         if len(decoding) < len(self.rows) or len(passes) > 1:
             ordered = [row.slot for rows in passes for row in rows if row.slot is not None]

@@ -31,6 +31,7 @@ from steerserve.worker.model import (
     invariance,
     kept_checks,
     step_times,
+    whole_layers,
 )
 from steerserve.worker.model.agreement import Agreement, BytesByDevice, Disagreement
 from steerserve.worker.model.attention import SLIDING, PartedAttention
@@ -205,6 +206,11 @@ class Checkpoint(Transformer):
             return PassResult(logits, sums=sums)
         every = logits.split([size - first for first, size in zip(wanted, sizes, strict=True)])
         return PassResult(torch.stack([its[-1] for its in every]), every, sums)
+
+    @property
+    def has_whole_layers(self) -> bool:
+        """Whether layers run as one compiled call in decode passes. A hook inside a layer switches that off."""
+        return any(map(whole_layers.is_whole, self.model.modules()))
 
     def decode_step(
         self,

@@ -135,6 +135,7 @@ class PlainPasses:
     """
 
     is_alone = True
+    has_whole_layers = False
     row_step = 1
     width = stepping.WIDTH
 

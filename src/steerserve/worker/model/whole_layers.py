@@ -211,6 +211,11 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
     )
 
 
+def is_whole(module: nn.Module) -> bool:
+    """Whether a decoder layer runs its decode passes in one compiled call."""
+    return type(module).forward is forward
+
+
 def cap(attention: Any) -> float:
     """The soft cap of the scores of an attention (Gemma 2, arXiv:2408.00118); 0 where there is none."""
     return getattr(attention, "attn_logit_softcapping", None) or 0.0
