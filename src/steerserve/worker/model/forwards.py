@@ -206,8 +206,10 @@ def _take_layer(module: Any, kernels: native.Kernels, dtype: torch.dtype) -> boo
                 for function, given in zip((whole.own, whole_layers.forward), tried, strict=True)
             )
     except OTHER_FORM:
+        vars(module).pop("whole", None)
         return False
     if not torch.equal(own, found):
+        del module.whole
         return False
     give(module, whole_layers.forward)
     return True
