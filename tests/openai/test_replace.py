@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from steerserve import demo
@@ -59,6 +61,31 @@ def test_a_text_in_the_place_of_itself_changes_nothing(steered: Running, plain: 
     answer = steered.post(TEXT, body({**every, "positions": window}, return_steering_report=True))
     assert text(answer) == plain
     assert answer.json()["steering_report"]["edits"][0]["max_change"] == 0
+
+
+@pytest.mark.parametrize("site", ["q", "k", "v"])
+def test_heads_attend_with_what_another_text_has_there(steered: Running, site: str) -> None:
+    """The other heads attend with what is theirs, and so does every head with what is its own already, up to the
+    rounding to bfloat16."""
+    put = {**PUT, "site": site, "heads": [1], "source": {**SOURCE, "text": "The whales came back"}}
+    read = {
+        "sites": [{"site": site, "layers": [2]}],
+        "positions": "last_prompt",
+        "encoding": "list",
+    }
+
+    def heads(*edits: dict[str, Any], prompt: str = PROMPT) -> Any:
+        asked = body(*edits, prompt=prompt, max_tokens=2, return_activations_raw=read)
+        (found,) = steered.post(TEXT, asked).json()["service"]["activations_raw"]
+        return np.array(found["data"])[0]
+
+    mixed, own, other = heads(put), heads(), heads(prompt=put["source"]["text"])
+    near = partial(np.testing.assert_allclose, rtol=1e-2, atol=1e-2)
+    near(mixed[1], other[1])
+    near(np.delete(mixed, 1, 0), np.delete(own, 1, 0))
+    assert np.abs(own[1] - other[1]).max() > 0.1
+    itself = {**put, "source": {**SOURCE, "text": PROMPT}}
+    near(heads(itself), own)
 
 
 def test_a_feature_gets_the_activation_that_it_has_in_the_source(steered: Running) -> None:

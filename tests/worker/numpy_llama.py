@@ -65,8 +65,10 @@ class NumpyLlama:
             for part in "qkv"
         )
         q, k = self._rotated(q), self._rotated(k)
-        for site, value in (("q", q), ("k", k), ("v", v)):
-            at(site, layer, value.reshape(size, -1))
+        q, k, v = (
+            at(site, layer, value.reshape(size, -1)).reshape(value.shape)
+            for site, value in (("q", q), ("k", k), ("v", v))
+        )
         shared = q.shape[1] // k.shape[1]
         k, v = (np.repeat(one, shared, axis=1) for one in (k, v))
         scores = np.einsum("qhd,khd->qhk", q, k) / config.head_dim**0.5

@@ -59,6 +59,7 @@ from steerserve.parts.logprobs.form import Logprobs
 from steerserve.parts.pool.form import Pool, Pooled
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs
+from steerserve.rules.saes.sites import OPERAND_SITES
 from steerserve.rules.sensing.cluster_sensing import History
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.vector import Direction
@@ -679,7 +680,12 @@ def site_of(model: Checkpoint, layer: int = 0, site: str = sites.RESID_POST) -> 
 
 @contextmanager
 def hooked(site: sites.Site, edit: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """A hook of the test's own, independent of the engine's, at the same place."""
+    """A hook of the test's own, independent of the engine's, at the same place. Queries, keys and values are not the
+    input or the output of a module, so they have the engine's hook."""
+
+    def moved(value: Tensor) -> Tensor | None:
+        edited = edit(value)
+        return None if edited is None else edited - value
 
     def after(_: Any, __: Any, output: Any) -> Any:
         if not isinstance(output, (tuple, list)):
@@ -695,11 +701,13 @@ def hooked(site: sites.Site, edit: Callable[[Tensor], Tensor | None]) -> Iterato
             return (edited, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": edited}
 
-    handle = (
-        site.module.register_forward_pre_hook(before, with_kwargs=True)
-        if site.is_input
-        else site.module.register_forward_hook(after)
-    )
+    handle: sites.Handle
+    if site.name in OPERAND_SITES:
+        handle = site.hook(moved)
+    elif site.is_input:
+        handle = site.module.register_forward_pre_hook(before, with_kwargs=True)
+    else:
+        handle = site.module.register_forward_hook(after)
     try:
         yield
     finally:

@@ -22,7 +22,15 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from steerserve.errors import Refusal
 from steerserve.messages import Echo, Overlay, Tokens
 from steerserve.parts.logprobs.form import Logprobs
-from steerserve.rules.saes.sites import ATTN_OUT, EMBED, MLP_OUT, RESID_MID, RESID_POST, RESID_PRE
+from steerserve.rules.saes.sites import (
+    ATTN_OUT,
+    EMBED,
+    MLP_OUT,
+    RESID_MID,
+    RESID_POST,
+    RESID_PRE,
+    SITES,
+)
 from steerserve.worker.model import precision
 from steerserve.worker.model.encoder import Encoder
 from steerserve.worker.sae import sites
@@ -231,6 +239,8 @@ def _sites(
     unsteered = true.read(ids)
     middle = model.layers // 2
     for site, width in sites.widths(model.model, model.layers).items():
+        if site not in SITES:
+            continue
         layer = _layer_with(model, site, middle)
         sae = random_sae(width)
         places = [sites.find(each.model, model.layers, site, layer) for each in (true, own)]

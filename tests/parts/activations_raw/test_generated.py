@@ -13,7 +13,7 @@ import pytest
 
 from steerserve.messages import Overlay, Suppressed
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawReads, RawSite
-from steerserve.rules.saes.sites import LOGITS, PATTERN, READ_ONLY, SITES, K, Q, V, Z
+from steerserve.rules.saes.sites import EDITABLE, LOGITS, PATTERN, READABLE, K, Q, V, Z
 from steerserve.rules.steering.edits import Edit, Source, direction_target
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -52,7 +52,7 @@ def drawn_heads(source: random.Random, site: str) -> tuple[int, ...] | None:
 
 def drawn(source: random.Random) -> Drawn:
     ids = [source.randrange(2, 300) for _ in range(source.randint(2, 14))]
-    names = [*SITES, *(name for name in READ_ONLY if name != "router_logits")]
+    names = [name for name in READABLE if name != "router_logits"]
     sites = []
     for site in source.sample(names, source.randint(1, 5)):
         layer = None if site == LOGITS else 0 if site == "embed" else source.randrange(LAYERS)
@@ -71,11 +71,11 @@ def drawn(source: random.Random) -> Drawn:
 
 
 def drawn_edit(source: random.Random, ids: list[int], number: int) -> tuple[Edit, Array]:
-    site = source.choice(list(SITES))
+    site = source.choice(list(EDITABLE))
     layer = 0 if site == "embed" else source.randrange(LAYERS)
-    width = NEURONS if site == "mlp_neurons" else WIDTH
+    width = NEURONS if site == "mlp_neurons" else WIDTH * heads_of(site) // HEADS
     values = np.random.default_rng(source.randrange(1 << 30)).normal(size=width).astype("<f4")
-    heads = (drawn_heads(source, site) or ()) if site == Z else ()
+    heads = drawn_heads(source, site) or ()
     edit = Edit(
         Direction(layer, site, values.tobytes()),
         direction_target("replace", source.choice([1.0, 1.0, 0.5, 1.5])),
@@ -98,7 +98,8 @@ def written(one: Drawn, ids: list[int]) -> Callable[[Place, Array], Array]:
             assert edit.source is not None
             columns = np.ones(len(values), bool)
             if edit.source.heads:
-                columns = np.isin(np.arange(len(values)) * HEADS // len(values), edit.source.heads)
+                heads = np.arange(len(values)) * heads_of(edit.at.site) // len(values)
+                columns = np.isin(heads, edit.source.heads)
             way = 1.0 - edit.target.factor
             for q in range(len(value)):
                 if selected(edit.positions, q, len(one.ids), ids):

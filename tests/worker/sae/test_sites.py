@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from steerserve.errors import Refusal
-from steerserve.rules.saes.sites import READABLE, SITES, ModelSite
+from steerserve.rules.saes.sites import EDITABLE, READABLE, ModelSite
 from steerserve.worker.model.attention import attending_plainly
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.sae import sites
@@ -185,7 +185,7 @@ def test_every_family_of_the_table_is_tried() -> None:
 def test_each_architecture_offers_what_it_has_and_refuses_the_rest(name: str) -> None:
     lacking = LACKING.get(name, frozenset())
     widths = sites.widths(model_of(name), LAYERS)
-    assert set(widths) == set(SITES) - lacking
+    assert set(widths) == set(EDITABLE) - lacking
     for site in lacking:
         refusal = refusal_of(find, name, site, 0)
         assert refusal.code == "SAE_INCOMPATIBLE"
@@ -395,6 +395,16 @@ def heads(name: str, site: str, value: Tensor) -> Tensor:
     return shaped.repeat_interleave(find(name, "q").heads // own, 1)
 
 
+def pattern_of(name: str, queries: Tensor, keys: Tensor) -> Tensor:
+    """The pattern [rows, heads, T, T] of queries and keys [rows, heads, T, dim]."""
+    module: Any = find(name, "q").module
+    scale = getattr(module, "scaling", queries.shape[-1] ** -0.5)
+    if name in ("gpt_neo", "opt", "opt_post_norm"):
+        scale = 1.0  # there is none, or the queries have it already
+    scores = queries @ keys.transpose(2, 3) * scale
+    return scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).softmax(-1)
+
+
 def attended(name: str) -> dict[str, Tensor]:
     """What attention of layer 1 multiplies, in the plain way."""
     with attending_plainly(model_of(name)):
@@ -420,16 +430,30 @@ def test_the_pattern_and_the_values_of_heads_give_what_heads_put_out(name: str) 
 @pytest.mark.parametrize("name", [n for n in _WITH_HEADS if n not in _NOT_PLAIN.split()])
 def test_the_products_of_queries_and_keys_give_the_pattern(name: str) -> None:
     found = attended(name)
-    module: Any = find(name, "q").module
-    module = getattr(module, "attention", module) if name == "gpt_neo" else module
-    scale = getattr(module, "scaling", found["q"].shape[-1] ** -0.5)
-    if name in ("gpt_neo", "opt", "opt_post_norm"):
-        scale = 1.0  # there is none, or the queries have it already
-    scores = found["q"] @ found["k"].transpose(2, 3) * scale
-    close(
-        scores.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf).softmax(-1),
-        found["pattern"],
-    )
+    close(pattern_of(name, found["q"], found["k"]), found["pattern"])
+
+
+@pytest.mark.parametrize("name", _WITH_HEADS)
+def test_attention_goes_on_with_what_is_added_to_queries_keys_and_values(name: str) -> None:
+    plain = attended(name)
+    places = [(site, 1) for site in (*HEADS, "pattern", "hook_z")]
+    deltas = {site: delta_of(find(name, site).width, seed) for seed, site in enumerate(HEADS)}
+    with ExitStack() as stack:
+        stack.enter_context(attending_plainly(model_of(name)))
+        found = stack.enter_context(caught(name, *places))
+        for site, delta in deltas.items():
+            stack.enter_context(steered(name, site, 1, delta))
+        run(name)
+    for site, delta in deltas.items():
+        close(heads(name, site, found[site, 1]), plain[site] + heads(name, site, delta))
+    pattern = found["pattern", 1].transpose(1, 2)
+    assert (pattern - plain["pattern"]).abs().max() > 1e-4
+    if name not in _NOT_PLAIN.split():
+        q, k = (heads(name, site, found[site, 1]) for site in ("q", "k"))
+        close(pattern_of(name, q, k), pattern)
+    if name not in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):  # whose heads have gates
+        out = (pattern @ heads(name, "v", found["v", 1])).transpose(1, 2).flatten(2)
+        close(out, found["hook_z", 1])
 
 
 @pytest.mark.parametrize("name", _WITH_HEADS)
@@ -658,7 +682,7 @@ def test_a_model_with_a_vision_tower_is_hooked_in_its_text_tower() -> None:
     model = AutoModelForCausalLM.from_config(config).eval()
     site = sites.find(model, LAYERS, "mlp_out", 2)
     assert site.path == "model.language_model.layers.2.post_feedforward_layernorm"
-    assert sites.widths(model, LAYERS).keys() == SITES.keys()
+    assert sites.widths(model, LAYERS).keys() == EDITABLE.keys()
     seen: list[Tensor] = []
     site.hook(lambda value: seen.append(value))
     with torch.inference_mode():

@@ -6,6 +6,9 @@ import type { Message } from "./steer";
 export const SITES: Readonly<Record<string, string>> = {
   embed: "The embedding of the token; it has no layers",
   resid_pre: "The residual stream before the layer",
+  q: "The queries of the heads",
+  k: "The keys of the heads",
+  v: "The values of the heads",
   hook_z: "The outputs of the heads, before they are put together",
   attn_out: "What attention adds to the residual stream",
   resid_mid: "The residual stream between attention and MLP",

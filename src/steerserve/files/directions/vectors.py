@@ -11,7 +11,7 @@ from steerserve.files.directions import documents, gguf, npy, pickles, tensors
 from steerserve.files.directions.reader import Formats
 from steerserve.files.directions.stored import DirectionFile, Found, Numbers
 from steerserve.rules.bounds import DIRECTIONS
-from steerserve.rules.saes.sites import RESID_POST, SITES
+from steerserve.rules.saes.sites import EDITABLE, RESID_POST
 from steerserve.rules.steering.vector import (
     KIND,
     OPERATIONS,
@@ -28,7 +28,7 @@ DIRECTION, METADATA = "direction.pt", "direction_metadata.json"
 _CAA = re.compile(r"vec_layer_([0-9]{1,4})(?:_(.+))?\.pt")
 _PERSONA = re.compile(r".*_(?:response_avg|prompt_avg|prompt_last)_diff\.pt")
 _LAYER = re.compile(r"(?:layer|direction\.)?([0-9]{1,4})(?:\.[A-Za-z_][A-Za-z0-9_]*)?")
-_SITE = re.compile(rf"({'|'.join(SITES)})\.([0-9]{{1,4}})")
+_SITE = re.compile(rf"({'|'.join(EDITABLE)})\.([0-9]{{1,4}})")
 
 
 def metadata_name(name: str) -> str | None:

@@ -44,17 +44,24 @@ SITES = {
     EMBED: "the token embedding as it enters the residual stream",
 }
 
-READ_ONLY = {
+OPERAND_SITES = {
     Q: "the queries of each head as attention multiplies them, after norms and rotation",
     K: "the keys of each head as attention multiplies them, after norms and rotation",
     V: "the values of each head as attention multiplies them",
+}
+"""The sites inside attention at which edits act. No SAE is there."""
+
+EDITABLE = {**SITES, **OPERAND_SITES}
+"""The sites at which edits act, with what their values are."""
+
+READ_ONLY = {
     PATTERN: "the attention probabilities of each head, computed in the plain way",
     ROUTER_LOGITS: "the logits of the experts, before the router chooses some of them",
     LOGITS: "the logits after a token, as the model gives them",
 }
 """The sites whose values are read and never changed. No SAE and no direction is there."""
 
-READABLE = {**SITES, **READ_ONLY}
+READABLE = {**EDITABLE, **READ_ONLY}
 """All sites, with what their values are."""
 
 STREAM_SITES = frozenset({RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, EMBED})
@@ -66,6 +73,9 @@ BORDER_SITES = frozenset({EMBED, RESID_PRE, RESID_POST, LOGITS})
 ORDER = (
     EMBED,
     RESID_PRE,
+    K,
+    V,
+    Q,
     Z,
     ATTN_RAW,
     ATTN_OUT,
@@ -82,7 +92,7 @@ ORDER = (
 class ModelSite(Form, frozen=True):
     """A site of a model at the layers that have it in one form. `layers` is null for the logits, which belong to none.
     `width` is null for the pattern, whose rows grow with the text, and `heads` is null where the values are not divided
-    into heads. In `module_path`, `{layer}` stands for the number of a layer."""
+    into heads. In `module_path`, `{layer}` stands for the number of a layer. `can_write` says whether edits act there."""
 
     site: str
     layers: tuple[int, ...] | None
@@ -93,7 +103,7 @@ class ModelSite(Form, frozen=True):
 
 
 def widths(sites: Iterable[ModelSite]) -> dict[str, int]:
-    """The sites that an SAE may read and write, each with its width at the first layer that has it."""
+    """The sites at which edits act, each with its width at the first layer that has it."""
     found: dict[str, int] = {}
     for one in sites:
         if one.can_write and one.width is not None:
@@ -102,7 +112,7 @@ def widths(sites: Iterable[ModelSite]) -> dict[str, int]:
 
 
 def heads(sites: Iterable[ModelSite]) -> dict[str, int]:
-    """The sites that may be written and are divided into heads, each with their number."""
+    """The sites at which edits act and that are divided into heads, each with their number."""
     return {one.site: one.heads for one in sites if one.can_write and one.heads}
 
 

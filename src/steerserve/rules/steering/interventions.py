@@ -19,7 +19,7 @@ import msgspec
 from steerserve.errors import Refusal
 from steerserve.rules import bounds, field_faults, near_names
 from steerserve.rules.saes.attachment import SaeChoice
-from steerserve.rules.saes.sites import RESID_POST, SITES
+from steerserve.rules.saes.sites import EDITABLE, RESID_POST
 from steerserve.rules.steering import request
 from steerserve.rules.steering.edits import (
     ADD,
@@ -404,8 +404,8 @@ def _replacement(part: EditPart, where: str) -> AskedEdit:
         _in_range(part.layer, f"{where}.layer")
         layers = (part.layer,)
     site = RESID_POST if part.site is None else part.site
-    if site not in SITES:
-        raise _wrong(f"{where}.site", f"must be one of {', '.join(SITES)}")
+    if site not in EDITABLE:
+        raise _wrong(f"{where}.site", f"must be one of {', '.join(EDITABLE)}")
     return SteeredVector(
         _reference(part.vector, f"{where}.vector", is_value=True) if source is None else source,
         REPLACE,
@@ -523,8 +523,8 @@ def _reference(value: str | VectorPart | None, where: str, *, is_value: bool = F
         return _text(value, where)
     assert value is not None
     _in_range(value.layer, f"{where}.layer")
-    if value.site not in SITES:
-        raise _wrong(f"{where}.site", f"must be one of {', '.join(SITES)}")
+    if value.site not in EDITABLE:
+        raise _wrong(f"{where}.site", f"must be one of {', '.join(EDITABLE)}")
     if len(value.data) > 4 * bounds.EDIT_VECTOR_BYTES // 3 + 4:
         raise _wrong(f"{where}.data", f"at most {bounds.EDIT_VECTOR_BYTES} bytes")
     try:

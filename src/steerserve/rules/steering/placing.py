@@ -11,7 +11,7 @@ from typing import Any
 from steerserve.errors import Refusal
 from steerserve.rules import bounds
 from steerserve.rules.saes.attachment import Sae, SaeChoice
-from steerserve.rules.saes.sites import EMBED, ORDER, RESID_POST, Z
+from steerserve.rules.saes.sites import EMBED, OPERAND_SITES, ORDER, RESID_POST, Z
 from steerserve.rules.steering.edits import (
     ADD,
     REPLACE,
@@ -325,7 +325,7 @@ def _replaced(
     for direction in directions:
         place = direction.layer, direction.site
         check_fits(steering.where(at, part), direction, model, source)
-        if asked.heads and direction.site != Z:
+        if asked.heads and direction.site not in (Z, *OPERAND_SITES):
             expected = f"absent at {direction.site}, which is not divided into heads"
             raise invalid(steering, steering.where(at, "heads"), expected)
         edit = Edit(

@@ -15,7 +15,7 @@ from typing import Any
 
 from steerserve.errors import Refusal
 from steerserve.rules import bounds
-from steerserve.rules.saes.sites import SITES
+from steerserve.rules.saes.sites import EDITABLE
 from steerserve.rules.steering.edits import (
     KINDS,
     OVER,
@@ -171,8 +171,8 @@ def _check_read(at: Feature | Direction, where: str, source: Source | None = Non
         if not 0 <= at.index <= INTEGER_MAXIMUM:
             raise _wrong(f"{where}.index", f"must be from 0 to {INTEGER_MAXIMUM}")
         return
-    if at.site not in SITES:
-        raise _wrong(f"{where}.site", f"must be one of {', '.join(SITES)}")
+    if at.site not in EDITABLE:
+        raise _wrong(f"{where}.site", f"must be one of {', '.join(EDITABLE)}")
     if not 0 <= at.layer <= INTEGER_MAXIMUM:
         raise _wrong(f"{where}.layer", f"must be from 0 to {INTEGER_MAXIMUM}")
     if not at.data or len(at.data) % 4:

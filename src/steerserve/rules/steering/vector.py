@@ -14,7 +14,7 @@ import msgspec
 from steerserve.errors import Refusal
 from steerserve.rules.bounds import DIRECTIONS, VECTOR_WIDTH
 from steerserve.rules.form import Form
-from steerserve.rules.saes.sites import RESID_POST, RESID_PRE, SITES
+from steerserve.rules.saes.sites import EDITABLE, RESID_POST, RESID_PRE
 from steerserve.rules.text import name_fault, shown
 
 ADD, PROJECT = "add", "project"
@@ -201,7 +201,7 @@ def checked(file: str, found: Iterable[tuple[str, Direction]]) -> tuple[Directio
 
 
 def _fault(direction: Direction, width: int) -> str | None:
-    if direction.site not in SITES:
+    if direction.site not in EDITABLE:
         return f"has the unknown site {shown(direction.site)!r}"
     if not 0 <= direction.layer <= LAYER_MAXIMUM:
         return f"has the layer {direction.layer}"

@@ -141,18 +141,21 @@ class Group:
         return sum(row.need + self._model.state_tokens for row in rows)
 
     def _decode_passes(self, decoding: list[BatchRow]) -> list[list[BatchRow]]:
-        """The rows of each decode pass of this step: all together, or each alone where rows are stepped alone. Few rows
-        that read inside layers have a pass of their own where this lets the layers run as one compiled call for the
-        other rows."""
+        """The rows of each decode pass of this step: all together, or each alone where rows are stepped alone. Rows
+        that act in attention have a pass of their own, because that pass computes attention in another way. So have few
+        rows that read inside layers, where this lets the layers run as one compiled call for the other rows."""
         if self._model.is_alone:
             return [[row] for row in decoding]
         if len(decoding) < len(self.rows):
             # the rows that decode in every step stay before those that rest in some steps
             decoding = sorted(decoding, key=lambda row: row.yields)
-        inside = [row for row in decoding if row.reads_inside]
-        passes = [decoding]
-        if 0 < len(inside) <= len(decoding) // 2 and self._model.has_whole_layers:
-            passes = [[row for row in decoding if row not in inside], inside]
+        among = [row for row in decoding if self._acts_in_attention(row, row.position, 1)]
+        others = [row for row in decoding if row not in among]
+        inside = [row for row in others if row.reads_inside]
+        if not (len(inside) <= len(others) // 2 and self._model.has_whole_layers):
+            inside = []
+        rest = [row for row in others if row not in inside]
+        passes = [rows for rows in (rest, inside, among) if rows]
         if len(decoding) < len(self.rows) or len(passes) > 1:
             ordered = [row.slot for rows in passes for row in rows if row.slot is not None]
             self.cache.put_first(ordered)
@@ -279,7 +282,13 @@ class Group:
         among = [row for row in ready if row in self.joining] if outcomes else list(ready)
         places = stepping.chosen([ready[row] for row in among], self._turn, rests=rests)
         rows = [among[i] for i in places]
-        return outcomes, rows[:1] if self._model.is_alone else rows
+        if self._model.is_alone:
+            return outcomes, rows[:1]
+        alike = [self._acts_in_attention(row, row.filled, most) for row in rows]
+        return outcomes, [row for row, one in zip(rows, alike, strict=True) if one is alike[0]]
+
+    def _acts_in_attention(self, row: BatchRow, first: int, size: int) -> bool:
+        return self._saes.acts_in_attention(row.steering, first, size)
 
     def _most(self, rows: list[BatchRow], most: int) -> int:
         """The most tokens of a prefill pass over these rows, at most `most`."""
@@ -305,8 +314,9 @@ class Group:
         rows.sort(key=lambda row: kv.order(cast(CacheSlot, row.slot)))
 
         def decode(some: list[BatchRow]) -> Done:
-            # recorded passes are those of all rows
-            return some, self._passes.run(plan_decode(some, may_replay=some is rows))
+            # recorded passes are those of all rows, and nothing acts in their attention
+            may_replay = some is rows and not self._acts_in_attention(some[0], some[0].position, 1)
+            return some, self._passes.run(plan_decode(some, may_replay=may_replay))
 
         done, refused = self._run_passes(rows, decode)
         yield from refused

@@ -176,7 +176,7 @@ class Reuse:
     def _keep(self, row: BatchRow, tokens: Sequence[int]) -> None:
         """Keep these first tokens of the row, unless the steering changed while it ran."""
         its = self._rows.get(row)
-        is_same = row.version == self._saes.version
+        is_same = row.version == self._saes.version and self._saes.may_keep(row.steering)
         if its is None or not is_same or not self._may_keep(len(tokens)):
             return
         slot, scores = cast(CacheSlot, row.slot), row.goal.kept_scores()

@@ -20,6 +20,7 @@ import torch
 from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Plan
 from steerserve.parts.row_part import SiteRead
+from steerserve.rules.saes.sites import OPERAND_SITES
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.edits import Condition, Edit, Feature, conditions
 from steerserve.rules.steering.placed import (
@@ -66,12 +67,14 @@ class Steered:
         edits: those that may change something, in their order.
         places: the sites whose values these edits change. There, all that the row adds is added in float32.
         recorded: the conditions that need readings of earlier positions.
+        is_in_attention: whether an edit or a condition is at queries, keys or values.
     """
 
     edits: tuple[Edit, ...]
     places: frozenset[PlaceName]
     recorded: tuple[Condition, ...]
     modifiers: Modifiers = NO_MODIFIERS
+    is_in_attention: bool = False
 
 
 class HookedSaes:
@@ -99,6 +102,8 @@ class HookedSaes:
         self.planner = SitePlanner(self)
         self.version = 0
         self._found: dict[tuple[str, int], Site] = {}
+        # whether an edit, a condition or a read has been at queries, keys or values
+        self._acts_in_attention = False
         self._reads: WeakValueDictionary[Hashable, SiteRead] = WeakValueDictionary()
         self._live = steering.Live()
         self._steered: OrderedDict[tuple[tuple[Edit, ...], Modifiers], Steered] = OrderedDict()
@@ -233,6 +238,7 @@ class HookedSaes:
             if self._find_site is None:
                 raise Refusal("SAE_INCOMPATIBLE", "this model has no sites for directions")
             self._found[at] = self._find_site(*at)
+            self._acts_in_attention |= name in OPERAND_SITES
         return self._found[at]
 
     def _check_heads(self, edit: Edit, chosen: Sequence[int], site: Site) -> None:
@@ -336,6 +342,23 @@ class HookedSaes:
         would be missing."""
         return row.counted is None and not self.steered(row.plan).recorded
 
+    def may_keep(self, row: RowSteering) -> bool:
+        """Whether the keys and values of the row are those that other rows would have computed, bit for bit."""
+        return not self.steered(row.plan).is_in_attention
+
+    def acts_in_attention(self, row: RowSteering, first: int, size: int) -> bool:
+        """Whether a pass over the positions [first, first + size) of a row changes or reads queries, keys or values
+        while attention runs. Other rows keep their bits only in other passes."""
+        if not self._acts_in_attention:
+            return False
+        if any(direction.site in OPERAND_SITES for direction in row.watched):
+            return True
+        steered = self.steered(row.plan)
+        if not steered.is_in_attention:
+            return False
+        acting = row.active(steered.edits, first, size)
+        return any(map(_is_in_attention, acting)) or any(map(_reads_in_attention, steered.recorded))
+
     def signature(self, row: RowSteering, size: int) -> Runs:
         """How the first `size` positions of a row are steered now. The values of two positions are equal exactly where
         the steering is equal and by the same SAEs."""
@@ -406,7 +429,8 @@ class HookedSaes:
             places |= {name_of(attachment.site) for attachment in self.attached.values()}
         found = dict.fromkeys(one for edit in edits for one in conditions(edit.when))
         recorded = tuple(one for one in found if needs_record(one))
-        return Steered(edits, frozenset(places), recorded, modifiers)
+        is_in_attention = any(map(_is_in_attention, edits))
+        return Steered(edits, frozenset(places), recorded, modifiers, is_in_attention)
 
     def counted(self, row: RowSteering) -> Sequence[Edit]:
         """The edits among the added values of a row that are counted: after a change by an operator, those whose value
@@ -420,3 +444,13 @@ class HookedSaes:
             if isinstance(edit.at, Feature)
             and self.values(edit.at.key, row.plan).get(edit.at.index) == edit.target.offset
         ]
+
+
+def _is_in_attention(edit: Edit) -> bool:
+    """Whether an edit, or one of its conditions, is at queries, keys or values."""
+    at_operand = isinstance(edit.at, Direction) and edit.at.site in OPERAND_SITES
+    return at_operand or any(map(_reads_in_attention, conditions(edit.when)))
+
+
+def _reads_in_attention(condition: Condition) -> bool:
+    return isinstance(condition.reads, Direction) and condition.reads.site in OPERAND_SITES

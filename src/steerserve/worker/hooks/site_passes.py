@@ -49,13 +49,15 @@ class SitePasses:
         with ExitStack() as undo:
             undo.callback(self._end)
             passing = [one.place for one in plan.sites.values() if one.place.handle is None]
-            passing += [
+            watched = [
                 Place(caught.site)
                 for name, caught in plan.catches.sites.items()
                 if name not in plan.sites
             ]
             for place in passing:
                 undo.callback(place.site.hook(partial(self.act, place)).remove)
+            for place in watched:
+                undo.callback(place.site.watch(partial(self.act, place)).remove)
             self._plan, self._values, self._readings = plan, values, Readings()
             yield
 

@@ -76,7 +76,7 @@ class PartedAttention:
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, object]:
-        operands.tell_query(module, query)
+        query = operands.tell_query(module, query)
         cache = self.cache
         if cache is None or not cache.parts:
             if attention_mask is not None and self._is_plain(query, args, kwargs):

@@ -19,6 +19,9 @@ _ATTENTION = functional.scaled_dot_product_attention
 _ADDED = frozenset({torch.baddbmm, Tensor.baddbmm})
 _PRODUCTS = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm})
 
+ChangeHeads = Callable[[Tensor], Tensor]
+"""Makes queries, keys or values [rows, heads, T, dim] of those of the model."""
+
 _NOTED = "noted_operands"
 """The field of a module that has the notes of its calls, while there are some."""
 
@@ -26,12 +29,14 @@ _NOTED = "noted_operands"
 class Operands(TorchFunctionMode):
     """Notes what the attention of a module multiplies, while open. `query` is [rows, heads, T, dim]. `key` and `value`
     have all positions that attention reads, [rows, heads, S, dim]; a head of keys may be repeated for the heads of
-    queries that share it. Each is None where it was not seen."""
+    queries that share it. Each is None where it was not seen. With `change`, attention multiplies the queries that it
+    makes of the queries."""
 
-    def __init__(self, module: nn.Module, heads: int) -> None:
+    def __init__(self, module: nn.Module, heads: int, change: ChangeHeads | None = None) -> None:
         super().__init__()
         self._module = module
         self._heads = heads
+        self._change = change
         self.query: Tensor | None = None
         self.key: Tensor | None = None
         self.value: Tensor | None = None
@@ -56,33 +61,46 @@ class Operands(TorchFunctionMode):
     ) -> Any:
         given = dict(kwargs or {})
         if self.value is None:
-            self._note(func, args, given)
+            args, given = self._noted(func, args, given)
         return func(*args, **given)
 
-    def _note(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        if func is _ATTENTION:
-            self.query = args[0] if self.query is None else self.query
-            self.key, self.value = args[1], args[2]
-        elif func in _ADDED:
-            batches = args[1:3] if len(args) > 2 else (kwargs["batch1"], kwargs["batch2"])
-            self._multiply(*batches)
-        elif func in _PRODUCTS:
-            self._multiply(args[0], args[1])
+    def tell_query(self, query: Tensor) -> Tensor:
+        """Note the queries [rows, heads, T, dim]. Returns those that attention multiplies."""
+        self.query = query if self._change is None else self._change(query)
+        return self.query
 
-    def _multiply(self, first: Tensor, second: Tensor) -> None:
-        """A product of queries and keys, or of probabilities and values, where it is one of heads."""
+    def _noted(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Note the operands of a call. Returns the arguments of the call, with the queries that attention
+        multiplies."""
+        if func is _ATTENTION:
+            query, self.key, self.value = args[:3]
+            if self.query is None:
+                args = (self.tell_query(query), *args[1:])
+        elif func in _ADDED:
+            if len(args) > 2:
+                args = (args[0], self._multiplied(*args[1:3]), *args[2:])
+            else:
+                first = self._multiplied(kwargs["batch1"], kwargs["batch2"])
+                kwargs = {**kwargs, "batch1": first}
+        elif func in _PRODUCTS:
+            args = (self._multiplied(args[0], args[1]), *args[1:])
+        return args, kwargs
+
+    def _multiplied(self, first: Tensor, second: Tensor) -> Tensor:
+        """Note a product of queries and keys, or of probabilities and values, where it is one of heads. Returns the
+        first factor."""
         if min(first.dim(), second.dim()) < 3:
-            return
-        first, second = (
+            return first
+        by_head, other = (
             t if t.dim() == 4 else t.unflatten(0, (-1, self._heads)) for t in (first, second)
         )
-        if self.key is None:
-            self.query = first if self.query is None else self.query
-            self.key = second.transpose(2, 3)
-        else:
-            self.value = second
+        if self.key is not None:
+            self.value = other
+            return first
+        self.key = other.transpose(2, 3)
+        return first if self.query is not None else self.tell_query(by_head).reshape(first.shape)
 
 
 def is_noted(module: nn.Module) -> bool:
@@ -90,7 +108,9 @@ def is_noted(module: nn.Module) -> bool:
     return _NOTED in vars(module)
 
 
-def tell_query(module: nn.Module, query: Tensor) -> None:
-    """The attention of this module multiplies these queries [rows, heads, T, dim]."""
-    for noted in vars(module).get(_NOTED, ()):
-        noted.query = query
+def tell_query(module: nn.Module, query: Tensor) -> Tensor:
+    """The attention of this module would multiply these queries [rows, heads, T, dim]. Returns those that it
+    multiplies."""
+    for noted in reversed(vars(module).get(_NOTED, ())):
+        query = noted.tell_query(query)
+    return query

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -17,6 +18,7 @@ from steerserve.rules.saes import sites as rules
 from steerserve.rules.saes.sites import (
     ATTN_OUT,
     ATTN_RAW,
+    EDITABLE,
     EMBED,
     LOGITS,
     MLP_IN,
@@ -29,7 +31,6 @@ from steerserve.rules.saes.sites import (
     RESID_POST,
     RESID_PRE,
     ROUTER_LOGITS,
-    SITES,
     STREAM_SITES,
     K,
     ModelSite,
@@ -40,6 +41,7 @@ from steerserve.rules.saes.sites import (
 from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.model.operands import Operands
+from steerserve.worker.model.written_cache import WrittenCache, kv_cache_in, with_cache
 from steerserve.worker.sae.families import (
     FAMILIES,
     HEAD_SITES,
@@ -172,6 +174,10 @@ class Site:
 
         return _Both(first, self.layer.register_forward_pre_hook(keep, with_kwargs=True))
 
+    def watch(self, edit: AtSite) -> Handle:
+        """Hook the site, with an `edit` that changes nothing."""
+        return self.hook(edit)
+
     def _changed(self, tensor: Tensor, edit: AtSite, residual: Tensor | None) -> Tensor | None:
         shaped = self._shaped(tensor, residual)
         value = self._value(shaped, residual)
@@ -255,17 +261,51 @@ def _put_raw_first(module: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSite(Site):
-    """Queries, keys or values of a layer [rows, T, heads * dim], or its attention probabilities [rows, T, heads, keys].
-    They are only read. `layer_number` is the number of the layer. `query_heads` is the number of heads of queries."""
+    """Queries, keys or values of a layer [rows, T, heads * dim], or its attention probabilities [rows, T, heads, keys],
+    which are only read. `layer_number` is the number of the layer. `query_heads` is the number of heads of queries."""
 
     layer_number: int = 0
     query_heads: int = 0
 
     def hook(self, edit: AtSite) -> Handle:
+        """Hook the site. Attention goes on with what is done to the value, and so it is not a compiled function."""
+        if self.name == PATTERN:
+            return self.watch(edit)
+        change = partial(self._heads_changed, edit)
+        written = {K: {"keys": change}, V: {"values": change}}.get(self.name, {})
+        # no compiled function writes to this cache
+        cached = self.module.register_forward_pre_hook(
+            lambda module, args, kwargs: with_cache(
+                module, args, kwargs, lambda cache: WrittenCache(cache, **written)
+            ),
+            with_kwargs=True,
+        )
+        if self.name != Q:
+            return cached
+        asked = self._opened(lambda module: Operands(module, self.query_heads, change))
+        return _Both(cached, asked)
+
+    def watch(self, edit: AtSite) -> Handle:
+        if self.name == PATTERN:
+            return self.module.register_forward_hook(
+                lambda _, __, out: self._give(edit, out[1].transpose(1, 2))
+            )
+
+        def read(operands: Operands, cache: KvCache | None) -> None:
+            self._give(edit, self._read(operands, cache))
+
+        return self._opened(lambda module: Operands(module, self.query_heads), read)
+
+    def _opened(
+        self,
+        make: Callable[[nn.Module], Operands],
+        read: Callable[[Operands, KvCache | None], None] | None = None,
+    ) -> Handle:
+        """Open what notes the operands in each call of the module, and `read` it after a call without an error."""
         opened: list[Operands] = []
 
         def begin(module: nn.Module, *_: object) -> None:
-            opened.append(Operands(module, self.query_heads))
+            opened.append(make(module))
             opened[-1].__enter__()
 
         def end(
@@ -275,15 +315,9 @@ class AttentionSite(Site):
                 return
             operands = opened.pop()
             operands.__exit__(None, None, None)
-            if out is not None:  # None after an error in the module
-                given = (*args, *kwargs.values())
-                cache = next((one for one in given if isinstance(one, KvCache)), None)
-                self._give(edit, self._read(operands, cache, out))
+            if out is not None and read is not None:  # None after an error in the module
+                read(operands, kv_cache_in((*args, *kwargs.values())))
 
-        if self.name == PATTERN:
-            return self.module.register_forward_hook(
-                lambda _, __, out: self._give(edit, out[1].transpose(1, 2))
-            )
         return _Both(
             self.module.register_forward_pre_hook(begin),
             self.module.register_forward_hook(
@@ -291,7 +325,15 @@ class AttentionSite(Site):
             ),
         )
 
-    def _read(self, operands: Operands, cache: KvCache | None, out: Any) -> Tensor:
+    def _heads_changed(self, edit: AtSite, heads: Tensor) -> Tensor:
+        """The queries, keys or values [rows, heads, T, dim] that attention goes on with."""
+        value = heads.transpose(1, 2).flatten(2)
+        moved = self._changed(value, edit, None)
+        if moved is None or moved is value:
+            return heads
+        return moved.reshape(*moved.shape[:2], heads.shape[1], -1).transpose(1, 2)
+
+    def _read(self, operands: Operands, cache: KvCache | None) -> Tensor:
         """The value of the site, from what was noted in the pass that has ended."""
         query = operands.query
         assert query is not None
@@ -423,7 +465,7 @@ def _described(site: Site, block: str, pattern: str) -> ModelSite:
     path = site.path
     if path == block or path.startswith(f"{block}."):
         path = pattern + path[len(block) :]
-    can_write = site.name in SITES
+    can_write = site.name in EDITABLE
     return ModelSite(site.name, None, site.width or None, site.heads or None, path, can_write)
 
 
@@ -442,7 +484,7 @@ def direct_path_objection(model: nn.Module, layers: int, site: Site, layer: int)
 
 
 def widths(model: nn.Module, layers: int) -> dict[str, int]:
-    """The sites that at least one layer of this model has for an SAE, each with its width."""
+    """The sites of this model at which edits act, each with its width."""
     return rules.widths(listed(model, layers))
 
 

@@ -79,7 +79,7 @@ export function Settings({ state, onChange }: { state: PatchState; onChange: (pa
           onCommit={(repeats) => onChange({ repeats })}
         />
       </div>
-      <label className="row" title={canSplit ? undefined : "Of the sites here, only hook_z has heads"}>
+      <label className="row" title={canSplit ? undefined : "Of the sites here, only q, k, v and hook_z have heads"}>
         <input
           type="checkbox"
           checked={state.heads && canSplit}
@@ -90,7 +90,7 @@ export function Settings({ state, onChange }: { state: PatchState; onChange: (pa
           Each head alone{" "}
           {!canSplit && (
             <span className="quiet">
-              (choose only <code>hook_z</code>)
+              (choose only <code>q</code>, <code>k</code>, <code>v</code> or <code>hook_z</code>)
             </span>
           )}
         </span>
