@@ -54,6 +54,16 @@ export function describedDownload(wanted: NewHubModel): Sent {
   return described("post", "/api/models", { body: hubBody(wanted) });
 }
 
+/** Where the values of the loaded model can be read and written. */
+export function sitesOf(id: number | undefined) {
+  return queryOptions({
+    queryKey: ["models", id ?? null, "sites"] as const,
+    queryFn: ({ signal }) => request("get", "/api/models/{model_id}/sites", { path: { model_id: id ?? 0 }, signal }),
+    enabled: id !== undefined,
+    staleTime: Infinity,
+  });
+}
+
 export function register(wanted: NewLocalModel): Promise<Model> {
   return request("post", "/api/models", { body: given({ source: "local" as const, ...wanted }) });
 }

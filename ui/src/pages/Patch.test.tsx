@@ -24,6 +24,12 @@ const RESULT = {
   ...{ model: "demo", system_fingerprint: "fp", direction: "denoise", metric: "logit_difference" },
   ...{ clean: 3, corrupt: -1, noise_floor: 0.01, tokens: ["The", " king"], cells: CELLS as object[] },
 };
+const SITES = [
+  { site: "resid_post", heads: null, can_write: true },
+  { site: "hook_z", heads: 4, can_write: true },
+  { site: "mlp_out", heads: null, can_write: true },
+  { site: "pattern", heads: 4, can_write: false },
+];
 const TEXTS = "clean=The+boat&corrupt=The+king&target=+sea&against=+cow";
 let address = "";
 
@@ -39,6 +45,7 @@ function shown(link = "/patch", job: object = { ...JOB, result: RESULT }, name =
       models: [{ id: 1, name, quantization: "FP16", engine: "checkpoint", embedding_only: false }],
       ...{ total: 1, loaded_model_id: 1 },
     },
+    "GET /api/models/1/sites": { model_id: 1, sites: SITES },
     "POST /api/patches": { job: { ...JOB, state: "running", result: null } },
     "GET /api/jobs": { jobs: [JOB, { ...JOB, id: "job_2" }, { ...JOB, id: "job_3", kind: "contrast" }] },
     "GET /api/jobs/job_1": { job },
@@ -66,6 +73,8 @@ it("sends the two texts, the places and the metric, and keeps them in the link",
   await user.type(screen.getByRole("textbox", { name: "Token of the clean text" }), " sea");
   await user.type(screen.getByRole("textbox", { name: "Less that of" }), " cow");
   await user.click(screen.getByRole("checkbox", { name: "mlp_out" }));
+  expect(screen.queryByRole("checkbox", { name: "pattern" })).toBeNull();
+  await user.type(screen.getByRole("textbox", { name: "Pairs of tokens" }), "0:0, 1:1");
   const heads = screen.getByRole<HTMLInputElement>("checkbox", { name: /^Each head alone/ });
   expect(heads.disabled).toBe(true);
   await user.click(screen.getByRole("radio", { name: "some" }));
@@ -77,7 +86,7 @@ it("sends the two texts, the places and the metric, and keeps them in the link",
   await user.click(button);
   await map();
   expect(sent.find(({ method }) => method === "POST")?.body).toEqual({
-    ...{ clean: "The boat", corrupt: "The king", sites: ["mlp_out", "resid_post"], layers: "all", positions: [[1], [0]] },
+    ...{ clean: "The boat", corrupt: "The king", align: [[0, 0], [1, 1]], sites: ["mlp_out", "resid_post"], layers: "all", positions: [[1], [0]] },
     ...{ direction: "denoise", metric: { kind: "logit_difference", target_token: " sea", against_token: " cow" } },
     noise_repeats: 4,
   });

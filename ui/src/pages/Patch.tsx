@@ -4,13 +4,14 @@ import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { Link } from "react-router";
 import { jobsOf } from "../api/jobs";
 import { describedPatch, patch, PATCHES } from "../api/patches";
+import { sitesOf } from "../api/models";
 import { models } from "../api/queries";
 import { Copy } from "../parts/Copy";
 import { CopyCode } from "../parts/CopyCode";
 import { ErrorNotice } from "../parts/ErrorNotice";
 import { Panel } from "../parts/Panel";
 import { useLink } from "../parts/useLink";
-import { bodyOf, EXAMPLE, lacking, PATCH, type PatchState } from "../rules/patch";
+import { bodyOf, EXAMPLE, lacking, offered, PATCH, type PatchState } from "../rules/patch";
 import { useShortcut } from "../shortcuts";
 import "../css/library.css";
 import "../css/patch.css";
@@ -33,7 +34,8 @@ export default function Patch() {
   const alter = (part: Partial<PatchState>) => setDraft((before) => ({ ...before, ...part }));
   const lacks = lacking(state);
   const why = loaded !== undefined && model === null ? "Load a model first." : lacks;
-  const body = bodyOf(state);
+  const sites = offered(useQuery(sitesOf(model?.id)).data?.sites ?? []);
+  const body = bodyOf(state, sites);
   const begin = useMutation({
     mutationFn: () => patch(body),
     onSuccess: (job) => {
@@ -61,7 +63,7 @@ export default function Patch() {
       </NoHooks>
       <section className="panel" aria-label="Texts and places">
         <TextFields state={state} onChange={alter} />
-        <Settings state={state} onChange={alter} />
+        <Settings state={state} sites={sites} onChange={alter} />
         <div className="row spread">
           <span className="quiet">{why ?? "The texts are read without steering, beside running requests."}</span>
           <button type="button" className="primary" disabled={!canRun} onClick={() => begin.mutate()}>

@@ -2,7 +2,7 @@
 import { choice, flag, number, text, type Field, type State } from "./link";
 import type { Message } from "./steer";
 
-/** The sites that the page offers, with what they are. The service refuses those that a model does not have by name. */
+/** What the values of a site are, in the order of a forward pass. */
 export const SITES: Readonly<Record<string, string>> = {
   embed: "The embedding of the token; it has no layers",
   resid_pre: "The residual stream before the layer",
@@ -10,14 +10,39 @@ export const SITES: Readonly<Record<string, string>> = {
   k: "The keys of the heads",
   v: "The values of the heads",
   hook_z: "The outputs of the heads, before they are put together",
+  attn_raw: "The output of the attention module",
   attn_out: "What attention adds to the residual stream",
   resid_mid: "The residual stream between attention and MLP",
+  mlp_in: "The input of the MLP",
   mlp_neurons: "The neurons of the MLP",
+  mlp_raw: "The output of the MLP module",
   mlp_out: "What the MLP adds to the residual stream",
   resid_post: "The residual stream after the layer",
 };
-/** The sites that are divided into heads. */
-const WITH_HEADS: readonly string[] = ["hook_z", "q", "k", "v"];
+
+/** A site of the loaded model, as the service lists it. */
+export interface ModelSite {
+  site: string;
+  heads: number | null;
+  can_write: boolean;
+}
+/** A site that can be patched. */
+export interface Offered {
+  site: string;
+  hasHeads: boolean;
+}
+
+/** The sites of a model at which values can be written, in the order of a forward pass. */
+export function offered(listed: readonly ModelSite[]): Offered[] {
+  const heads = new Map<string, boolean>();
+  for (const { site, ...one } of listed) {
+    if (one.can_write) heads.set(site, (heads.get(site) ?? true) && one.heads !== null);
+  }
+  const names = Object.keys(SITES);
+  const found = [...heads].map(([site, hasHeads]) => ({ site, hasHeads }));
+  return found.sort((one, other) => names.indexOf(one.site) - names.indexOf(other.site));
+}
+
 export const REPEATS_MAXIMUM = 64;
 const NUMBERS_MAXIMUM = 16_384;
 
@@ -41,6 +66,8 @@ export const PATCH = {
   layers: text("all"),
   at: choice(["each", "all", "some"]),
   positions: text(),
+  /** Pairs of positions of the clean and the corrupt text, for texts of different lengths, such as `0-3:0-3, 5:6`. */
+  align: text(),
   heads: flag(false),
   direction: choice(["denoise", "noise"]),
   metric: choice(["logit_difference", "logprob", "kl"]),
@@ -57,6 +84,7 @@ type Token = string | number;
 export interface PatchBody {
   clean: PatchText;
   corrupt: PatchText;
+  align?: [number, number][];
   sites: string[];
   layers: number[] | "all";
   positions: "each" | "all" | number[] | number[][];
@@ -104,9 +132,21 @@ export function positionsIn({ at, positions }: Pick<PatchState, "at" | "position
   return whole.length === groups.length && whole.length > 0 ? whole : null;
 }
 
+/** The pairs that are written, such as `0-3:0-3, 5:6`; null where they cannot be read. No pairs match equal positions. */
+export function pairsIn(written: string): [number, number][] | null {
+  const found: [number, number][] = [];
+  for (const part of written.split(/[\s,]+/).filter((one) => one !== "")) {
+    const [clean, corrupt, ...more] = part.split(":").map(numbersIn);
+    if (!clean || !corrupt || more.length > 0 || clean.length !== corrupt.length) return null;
+    clean.forEach((at, number) => found.push([at, corrupt[number] ?? at]));
+  }
+  return found.length > NUMBERS_MAXIMUM ? null : found;
+}
+
 /** Whether all chosen sites have heads, so that each head can be patched alone. */
-export function haveHeads(names: readonly string[]): boolean {
-  return names.length > 0 && names.every((name) => WITH_HEADS.includes(name));
+export function haveHeads(names: readonly string[], sites: readonly Offered[]): boolean {
+  const has = (name: string) => sites.some(({ site, hasHeads }) => site === name && hasHeads);
+  return names.length > 0 && names.every(has);
 }
 
 /** What a sweep lacks, in words; null where it can be sent. */
@@ -117,6 +157,7 @@ export function lacking(state: PatchState): string | null {
   if (state.sites.length === 0) return "Choose a site.";
   if (layersIn(state.layers) === null) return "Write layers such as 0-3, 8, or all.";
   if (positionsIn(state) === null) return "Write positions such as 1, 4-6, or groups with a semicolon between them.";
+  if (pairsIn(state.align) === null) return "Write pairs of tokens such as 0-3:0-3, 5:6.";
   if (metric !== "kl" && target === "") return "Write the token that the clean text leads to.";
   if (metric !== "logit_difference") return null;
   if (against === "") return "Write the token that it is compared with.";
@@ -134,17 +175,19 @@ function tokenOf(written: string): Token {
   return id === undefined ? written : Number(id);
 }
 
-/** The request of a sweep that lacks nothing. */
-export function bodyOf(state: PatchState): PatchBody {
+/** The request of a sweep that lacks nothing, with the sites that the model has. */
+export function bodyOf(state: PatchState, sites: readonly Offered[]): PatchBody {
   const { as, direction, target, against } = state;
+  const pairs = pairsIn(state.align) ?? [];
   const target_token = tokenOf(target);
   return {
     clean: textOf(state.clean, as),
     corrupt: textOf(state.corrupt, as),
+    ...(pairs.length > 0 ? { align: pairs } : {}),
     sites: [...state.sites],
     layers: layersIn(state.layers) ?? "all",
     positions: positionsIn(state) ?? "each",
-    ...(state.heads && haveHeads(state.sites) ? { heads: "each" } : {}),
+    ...(state.heads && haveHeads(state.sites, sites) ? { heads: "each" } : {}),
     direction,
     metric:
       state.metric === "kl"

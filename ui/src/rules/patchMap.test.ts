@@ -87,7 +87,7 @@ it("says where a cell is", () => {
 });
 
 it("leads to the Steer page with the text that is patched and the edit that makes the cell", () => {
-  const texts = { as: "prompt", clean: "The boat sailed", corrupt: "The king sat" } as const;
+  const texts = { as: "prompt", clean: "The boat sailed", corrupt: "The king sat", align: "" } as const;
   const opened = (path: string) => read(new URLSearchParams(path.split("?")[1]), STEER);
   const one = opened(cellPath(cell("hook_z", 3, 1, 0, 5), "denoise", texts));
   expect([one.as, one.prompt, one.f]).toEqual(["prompt", "The king sat", []]);
@@ -102,4 +102,6 @@ it("leads to the Steer page with the text that is patched and the edit that make
   expect([other.as, other.chat]).toEqual(["chat", [{ role: "user", content: "The boat sailed" }]]);
   expect(other.e[0]?.source?.messages).toEqual([{ role: "user", content: "The king sat" }]);
   expect(other.e[0]).not.toHaveProperty("heads");
+  const [back, forth] = (["denoise", "noise"] as const).map((way) => opened(cellPath(cell("k", 3, 1, 0), way, { ...texts, align: "0:0, 1:2, 4:1" })).e[0]);
+  expect([back?.source?.positions, forth?.source?.positions]).toEqual([{ prompt_positions: [4] }, { prompt_positions: [2] }]);
 });

@@ -2,7 +2,7 @@
 import { decimal, percent } from "./bytes";
 import type { Edit } from "./edits";
 import { written } from "./link";
-import { textOf, type PatchState } from "./patch";
+import { pairsIn, textOf, type PatchState } from "./patch";
 import { STEER } from "./steer";
 import { chipText } from "./tokens";
 
@@ -140,17 +140,22 @@ export function placeSaid({ site, layer, head, positions }: PatchedCell, tokens:
 }
 
 /** The texts of a sweep. */
-export type Texts = Pick<PatchState, "as" | "clean" | "corrupt">;
+export type Texts = Pick<PatchState, "as" | "clean" | "corrupt" | "align">;
 
 /** The edit that makes a cell: the text that is patched reads values of the other one. */
 export function editOf({ site, layer, head, positions }: PatchedCell, direction: Sweep["direction"], texts: Texts): Edit {
-  const at = { prompt_positions: [...positions] };
-  const other = textOf(direction === "denoise" ? texts.clean : texts.corrupt, texts.as);
+  const isOfCorrupt = direction === "denoise";
+  const pairs = (pairsIn(texts.align) ?? []).map(([clean, corrupt]): [number, number] => (isOfCorrupt ? [corrupt, clean] : [clean, corrupt]));
+  const read = new Map(pairs);
+  const other = textOf(isOfCorrupt ? texts.clean : texts.corrupt, texts.as);
   return {
     ...{ op: "replace", site, layer },
     ...(head === undefined ? {} : { heads: [head] }),
-    positions: at,
-    source: { ...(typeof other === "string" ? { text: other } : other), positions: at },
+    positions: { prompt_positions: [...positions] },
+    source: {
+      ...(typeof other === "string" ? { text: other } : other),
+      positions: { prompt_positions: positions.map((at) => read.get(at) ?? at) },
+    },
   };
 }
 

@@ -152,7 +152,7 @@ class Group:
         among = [row for row in decoding if self._acts_in_attention(row, row.position, 1)]
         others = [row for row in decoding if row not in among]
         inside = [row for row in others if row.reads_inside]
-        if not (len(inside) <= len(others) // 2 and self._model.has_whole_layers):
+        if len(inside) > len(others) // 2 or (inside and not self._model.has_whole_layers):
             inside = []
         rest = [row for row in others if row not in inside]
         passes = [rows for rows in (rest, inside, among) if rows]

@@ -1,7 +1,7 @@
 // Which places are patched, and in which direction.
 import { NumberField } from "../../parts/NumberField";
 import { Segmented } from "../../parts/Segmented";
-import { haveHeads, layersIn, positionsIn, REPEATS_MAXIMUM, SITES, type PatchState } from "../../rules/patch";
+import { haveHeads, layersIn, pairsIn, positionsIn, REPEATS_MAXIMUM, SITES, type Offered, type PatchState } from "../../rules/patch";
 
 const DIRECTION = [
   { value: "denoise", label: "clean into corrupt", title: "What brings the clean answer back" },
@@ -13,11 +13,19 @@ const AT = [
   { value: "some", label: "some", title: "Tokens by their number, each alone or in groups" },
 ] as const;
 
-export function Settings({ state, onChange }: { state: PatchState; onChange: (part: Partial<PatchState>) => void }) {
-  const { sites, layers, at, positions } = state;
-  const canSplit = haveHeads(sites);
-  // a link may name a site that the page does not offer
-  const offered = [...Object.keys(SITES), ...sites.filter((site) => !(site in SITES))];
+interface Props {
+  state: PatchState;
+  /** Those of the loaded model. */
+  sites: readonly Offered[];
+  onChange: (part: Partial<PatchState>) => void;
+}
+
+export function Settings({ state, sites: known, onChange }: Props) {
+  const { sites, layers, at, positions, align } = state;
+  const canSplit = haveHeads(sites, known);
+  const names = known.map(({ site }) => site);
+  // a link may name a site that the model does not have
+  const offered = [...names, ...sites.filter((site) => !names.includes(site))];
   return (
     <div className="flow">
       <fieldset className="patch-sites">
@@ -70,6 +78,16 @@ export function Settings({ state, onChange }: { state: PatchState; onChange: (pa
             />
           </label>
         )}
+        <label className="field">
+          Pairs of tokens
+          <input
+            value={align}
+            placeholder="0-3:0-3, 5:6"
+            aria-invalid={pairsIn(align) === null || undefined}
+            title="For texts of different lengths: tokens of the clean text, and those of the corrupt text that belong to them"
+            onChange={(event) => onChange({ align: event.target.value })}
+          />
+        </label>
         <NumberField
           label="Noise runs"
           title="How often the text is patched with its own values, which shows the noise; from 0 to 64"
@@ -79,7 +97,7 @@ export function Settings({ state, onChange }: { state: PatchState; onChange: (pa
           onCommit={(repeats) => onChange({ repeats })}
         />
       </div>
-      <label className="row" title={canSplit ? undefined : "Of the sites here, only q, k, v and hook_z have heads"}>
+      <label className="row" title={canSplit ? undefined : "Not all of the chosen sites have heads"}>
         <input
           type="checkbox"
           checked={state.heads && canSplit}
@@ -90,7 +108,7 @@ export function Settings({ state, onChange }: { state: PatchState; onChange: (pa
           Each head alone{" "}
           {!canSplit && (
             <span className="quiet">
-              (choose only <code>q</code>, <code>k</code>, <code>v</code> or <code>hook_z</code>)
+              (choose only sites with heads: {known.filter(({ hasHeads }) => hasHeads).map(({ site }) => site).join(", ") || "none"})
             </span>
           )}
         </span>

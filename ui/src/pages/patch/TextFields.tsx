@@ -44,7 +44,7 @@ export function TextFields({ state, onChange }: { state: PatchState; onChange: (
       <Segmented label="What the texts are" options={AS} value={state.as} onChange={(as) => onChange({ as })} />
       <div className="patch-boxes">
         {box("clean", "Clean text", "The Eiffel Tower is in")}
-        {box("corrupt", "Corrupt text, with as many tokens", "The Colosseum is in")}
+        {box("corrupt", "Corrupt text, with as many tokens, or with pairs below", "The Colosseum is in")}
       </div>
       <div className="patch-settings">
         <div className="number-field">
