@@ -65,7 +65,7 @@ test-real: $(STAMP) ## two real models beside transformers in float32: fetches 3
 
 test-real-levers: $(STAMP) ## six concepts, from texts to a lever on a real model: eight minutes (KEEP=1 keeps the figures)
 	$(BIN)/python -m tools.real.models
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -m 'real and slow' tests/real/test_concepts.py
+	$(BIN)/python -m pytest -m 'real and slow' tests/real/test_concepts.py
 
 screenshots: $(BROWSER) ## rewrite the pictures in docs/ui/
 	$(BIN)/python hatch_build.py

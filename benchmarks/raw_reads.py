@@ -1,30 +1,35 @@
-"""What reading raw activations adds to a decode step: `python -m benchmarks.raw_reads`.
+"""What reading and replacing raw activations adds to a decode step: `python -m benchmarks.raw_reads`.
 
 The running batch decodes in this process, as an engine does, without HTTP, control plane and client. Blocks of steps of
-rows that read are timed in turns with blocks of the same rows that do not, because the speed of a machine changes within
-minutes. A row that reads keeps its values on the host, as it does until its answer ends.
+rows that read or write are timed in turns with blocks of the same rows that do not, because the speed of a machine
+changes within minutes. A row that reads keeps its values on the host, as it does until its answer ends.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from benchmarks.kept import Kept
 from benchmarks.step_times import SIZE, Decoding, compare, load
+from steerserve import messages as m
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawReads, RawSite
-from steerserve.rules.saes.sites import MLP_OUT, RESID_POST
+from steerserve.rules.saes.sites import MLP_OUT, PATTERN, RESID_POST, K, Z
+from steerserve.rules.steering.edits import Edit, Source, direction_target
 from steerserve.rules.steering.positions import Positions, Selection
+from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import sites
+from steerserve.worker.sae.sites import Site
 
 ROWS = 32
 UNBOUNDED = 1 << 40
@@ -47,16 +52,36 @@ def reads(site: str, layers: int) -> dict[str, msgspec.Raw]:
     )
 
 
-def kinds(layers: int) -> Mapping[str, Any]:
-    """What each row reads, by its number."""
-    return {
-        "nothing": lambda _: {},
-        "every row reads resid_post of all layers": lambda _: reads(RESID_POST, layers),
-        "one row reads resid_post of all layers": lambda n: (
-            reads(RESID_POST, layers) if n == 1 else {}
-        ),
-        "one row reads mlp_out of all layers": lambda n: reads(MLP_OUT, layers) if n == 1 else {},
+def writes(site: str, find: Callable[[str, int], Site], layers: int) -> m.Plan:
+    """The plan of a request that replaces the value of a site at all layers, at every generated position."""
+    numbers = np.random.default_rng(0)
+    edits = []
+    for layer in range(layers):
+        values = numbers.normal(size=find(site, layer).width).astype("<f4")
+        at, target = Direction(layer, site, values.tobytes()), direction_target("replace", 0.5)
+        edits.append(Edit(at, target, positions=GENERATED, number=layer, source=Source(1)))
+    return m.Overlay(None, {}, tuple(edits))
+
+
+def kinds(find: Callable[[str, int], Site], layers: int) -> Mapping[str, dict[str, Any]]:
+    """What each row reads or writes, by its number."""
+
+    def one(made: Any, otherwise: Any) -> Callable[[int], Any]:
+        return lambda number: made if number == 1 else otherwise
+
+    found: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "every row reads resid_post of all layers": {
+            "parts_of": lambda _: reads(RESID_POST, layers)
+        },
     }
+    for site in (RESID_POST, MLP_OUT, PATTERN):
+        parts = {"parts_of": one(reads(site, layers), {})}
+        found[f"one row reads {site} of all layers"] = parts
+    for site in (Z, K):
+        plans = {"plan_of": one(writes(site, find, layers), m.Suppressed())}
+        found[f"one row writes {site} of all layers"] = plans
+    return found
 
 
 @torch.inference_mode()
@@ -65,9 +90,9 @@ def measured(model: Checkpoint) -> dict[str, Any]:
     find = partial(sites.find, model.model, model.layers)
     saes = HookedSaes(model.dtype, find_site=find)
     found = {}
-    for name, parts_of in kinds(model.layers).items():
+    for name, asked in kinds(find, model.layers).items():
         plain = Decoding(model, ROWS, 0, saes)
-        found[name] = compare(Decoding(model, ROWS, 0, saes, parts_of=parts_of), plain)
+        found[name] = compare(Decoding(model, ROWS, 0, saes, **asked), plain)
     return {"rows": ROWS, "layers": model.layers, "kinds": found}
 
 

@@ -122,7 +122,7 @@ class Decoding:
 
     def _read(self) -> None:
         """Step until the prompts of all rows are read."""
-        while self._batch._waiting or self._batch._shared.joining:
+        while self._batch._waiting or any(one.joining for one in self._batch._groups()):
             self._batch.step()
 
     @torch.inference_mode()
@@ -174,7 +174,8 @@ class Decoding:
 
     def _step(self) -> float:
         seconds = _seconds(self._batch.step)
-        assert len(self._batch._shared.rows) == self._rows, "a row has ended"
+        rows = sum(len(group.rows) for group in self._batch._groups())
+        assert rows == self._rows, "a row has ended"
         return seconds
 
     def _observe(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -249,7 +250,8 @@ class ScriptedEngine(Engine):
                 words = [[-1.0] * 2 for _ in divergence.words]
                 # the divergence is the strength of the first value or edit
                 size = size_of(request.plan)
-                diverged = Diverged([1, 2], [size] * 2, [-2.0] * 2, words)
+                states = [array("f", [size] * HIDDEN).tobytes() for _ in divergence.sites]
+                diverged = Diverged([1, 2], [size] * 2, [-2.0] * 2, words, states)
                 parts = {DIVERGENCE.name: pack(diverged)}
                 yield m.Piece(1, choice, "a b", 2, "length", parts=parts)
             return

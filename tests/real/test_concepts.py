@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,8 @@ LEVERS = 5
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("concepts")) as started:
+    threads = os.cpu_count() or 1
+    with running(tmp_path_factory.mktemp("concepts"), torch_threads=threads) as started:
         model = add_model(started, SMOLLM2.checkpoint, "smollm2")
         started.data("POST", f"/api/models/{model}/load?wait=true")
         yield started

@@ -145,6 +145,10 @@ class RowPart:
         """Whether the model must read the tokens of the row again without steering, once the row has ended."""
         return False
 
+    def plain_part(self) -> RowPart | None:
+        """What reads, for this part, the tokens of the row without steering; asked where `needs_plain`."""
+        return None
+
     def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
         """The positions [low, high) whose values are wanted of a pass over the positions [start, end)."""
         return start, end

@@ -16,6 +16,7 @@ from steerserve.parts.divergence.form import Diverged, Divergence
 from steerserve.rules.steering.edits import Edit, Feature, Target
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests import asking
+from tests.parts.activations_raw.test_row import own
 from tests.worker.rows.reference_streams import Reference, reference
 from tests.worker.running import Bench, random_sae, words
 
@@ -92,6 +93,32 @@ def test_a_completion_without_steering_does_not_diverge(llama: Checkpoint) -> No
     assert len(found.divergences) == len(found.tokens) == 5
     assert max(map(abs, found.divergences)) < 1e-6
     assert found.words == []
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2"])
+def test_states_are_those_of_the_model_without_steering(loaded: Loaded, variant: str) -> None:
+    """The mean over the tokens that were written, in a pass of the test's own."""
+    model = loaded(variant)
+    places = [("resid_post", 1), ("mlp_out", 0)]
+    bench = Bench(model)
+    with bench.attached(KEY, SAE):
+        bench.ask(1, words(20), plan=PLAN, divergence=Divergence(sites=places), max_tokens=7, n=2)
+        bench.ask(2, words(30), plan=PLAN, divergence=Divergence(), max_tokens=9)
+        bench.run()
+    assert bench.refused == {}
+    for choice in (0, 1):
+        row, found = bench.answers[1, choice].row, bench.diverged[1, choice]
+        counted = [
+            len(row.prompt) + at
+            for at, token in enumerate(row.out)
+            if token not in model.special_tokens
+        ]
+        expected = own(model, [*row.prompt, *row.out], *places)
+        for states, values in zip(found.states, expected, strict=True):
+            read = torch.frombuffer(bytearray(states), dtype=torch.float32)
+            mean = values[counted or list(range(len(row.prompt), len(values)))].float().mean(0)
+            torch.testing.assert_close(read, mean, rtol=1e-4, atol=1e-4)
+    assert bench.diverged[2, 0].states == []
 
 
 def test_a_token_that_the_plain_model_never_writes_ends_the_request(llama: Checkpoint) -> None:

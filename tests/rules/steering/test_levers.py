@@ -34,10 +34,10 @@ def test_layers_are_spread_over_the_equal_ones_before_others_are_taken(
     ("breaks_at", "power", "tried"),
     [
         (2.1, 2, [2.0]),
-        (3.0, 2, [2.0, 2.8]),
-        (1.999, 2, [2.0, 1.8]),
-        (0.6, 2, [2.0, 0.67, 0.55]),
-        (0.6, 4, [2.0, 0.67, 0.5, 0.58]),
+        (3.0, 2, [2.0, 2.6]),
+        (1.999, 2, [2.0, 1.7]),
+        (0.6, 2, [2.0, 0.67, 0.52]),
+        (0.6, 4, [2.0, 0.67, 0.47, 0.56]),
         (math.inf, 2, [2.0, 6.0, 18.0, 54.0]),
         (0.0, 2, [2.0, 0.67, 0.22, 0.073]),
     ],
@@ -53,7 +53,7 @@ def test_strengths_close_in_on_the_one_at_which_texts_break(
 
 def test_texts_may_break_by_chance_below_a_strength_at_which_they_do_not() -> None:
     known = {2.0: 0.1, 1.0: 1.5, 0.5: 0.1}
-    assert levers.next_strength(known, 2.0, most=4) == pytest.approx(0.75)
+    assert levers.next_strength(known, 2.0, most=4) == pytest.approx(0.71)
 
 
 @given(st.floats(0.001, 1000), st.lists(st.floats(0, 3), min_size=6, max_size=6))
@@ -103,13 +103,17 @@ def test_the_best_place_has_the_largest_effect_of_unbroken_texts() -> None:
 def test_an_effect_is_counted_in_standard_deviations_of_plain_texts() -> None:
     draw = random.Random(0).randrange
     # the plain scores have the mean 2 and the standard deviation 1; the first two texts moved by 3 and 5
-    found = levers.scored([4.0, 7.0, None], [1.0, 2.0, 3.0], draw)
+    found = levers.scored([4.0, 7.0, None], [1.0, 2.0, 3.0], 3, draw)
     assert found is not None
     assert found[0] == pytest.approx(4.0)
     assert (found[1], found[2]) == pytest.approx((3.0, 5.0))
-    assert levers.scored([4.0], [1.0], draw) is None
-    assert levers.scored([4.0, 4.0], [1.0, 1.0], draw) is None
-    assert levers.scored([None], [1.0, 2.0], draw) is None
+    assert levers.scored([4.0], [1.0], 1, draw) is None
+    assert levers.scored([4.0, 4.0], [1.0, 1.0], 2, draw) is None
+    assert levers.scored([None], [1.0, 2.0], 2, draw) is None
+    # each text is compared with the mean of all plain texts of its prompt; the second prompt has none
+    found = levers.scored([4.0, 9.0, 6.0, 9.0], [1.0, None, 3.0, None], 2, draw)
+    assert found is not None
+    assert found[0] == pytest.approx(3.0 / 2**0.5)
 
 
 def test_an_effect_must_be_above_the_plain_one_and_above_all_random_directions() -> None:

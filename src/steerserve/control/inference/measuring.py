@@ -3,11 +3,10 @@ some strengths as parts of a job, and read again without steering."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import mul
@@ -46,10 +45,9 @@ from steerserve.rules.steering.levers import (
 )
 from steerserve.rules.steering.placed import Placed
 from steerserve.rules.steering.placing import placed
-from steerserve.rules.steering.positions import Span
 from steerserve.rules.steering.records import VectorRecord
 from steerserve.rules.steering.request import RequestSteering, SteeredVector
-from steerserve.rules.steering.vector import Vector
+from steerserve.rules.steering.vector import Direction, Vector
 
 KIND = "vector_measurement"
 SITE = "resid_post"
@@ -92,13 +90,15 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A measurement on the resident model, and what its texts are compared with."""
+    """A measurement on the resident model, and what its texts are compared with. `units` has, for each layer, the
+    strength at which the vector is as long as the values of its site are on the plain texts, on average."""
 
     asked: Measurement
     vector: Vector
     how: Writing
     probe: _Probe | None
     plain: Sequence[Written]
+    units: Mapping[int, float]
     draw: Callable[[int], int]
     plain_scores: Sequence[float | None] = ()
 
@@ -106,11 +106,6 @@ class _Begun:
     def few(self) -> Writing:
         """How the texts of each place are written."""
         return replace(self.how, prompts=self.how.prompts[: self.asked.effort.prompts])
-
-    @property
-    def continued(self) -> list[NamedText]:
-        """The prompts of all texts, as often as each is continued."""
-        return [*self.how.prompts] * (len(self.plain) // len(self.how.prompts))
 
 
 class VectorMeasurements:
@@ -186,21 +181,37 @@ class VectorMeasurements:
         layers = asked.layers or await self._layers(vector)
         is_chat = facts.chat_template is not None
         prompts = prompts_or_stock(asked.prompts, asked.client, is_chat=is_chat)
-        how = Writing(
-            resident, prompts, asked.tokens, asked.temperature, asked.seed, resident.running
-        )
         probe = None if asked.words else await self._probe(asked, resident, report)
+        read = [] if probe is None else [(SITE, probe.told.layer)]
+        how = Writing(
+            resident,
+            prompts,
+            asked.tokens,
+            asked.temperature,
+            asked.seed,
+            resident.running,
+            sites=read,
+        )
         report(WORK_OF_PROBE, "texts are written without steering")
-        plain = await self._repeated(how, Placed({}), 0.0, asked.effort.repeats)
+        directions = [_direction(vector, layer) for layer in layers]
+        places = [(one.site, one.layer) for one in directions]
+        every = list(dict.fromkeys([*read, *places]))
+        plain = await self._repeated(
+            replace(how, sites=every), Placed({}), 0.0, asked.effort.repeats
+        )
         begun = _Begun(
             asked,
             vector,
             how,
             probe,
             plain,
+            units={
+                one.layer: _mean_length(plain, every.index(place)) / one.norm
+                for one, place in zip(directions, places, strict=True)
+            },
             draw=random.Random(f"{asked.seed} bootstrap").randrange,  # noqa: S311 -- repeatable
         )
-        begun = replace(begun, plain_scores=await self._scores(begun, plain))
+        begun = replace(begun, plain_scores=_scores(begun, plain))
         rows: list[MeasuredStrength] = []
         share = levers.FIRST_LENGTH
         for number, layer in enumerate(layers):
@@ -311,9 +322,17 @@ class VectorMeasurements:
         """
         engine, facts = resident.running()
         layers = list(range(facts.layers - max(1, facts.layers // 3), facts.layers))
-        texts = [*asked.positives, *asked.negatives]
-        read = await self._read(
-            texts, resident, layers, m.Places("mean"), partial(_tell, report, 0.0, "texts are read")
+        read = await self._reader.read(
+            [*asked.positives, *asked.negatives],
+            resident,
+            m.Request(
+                goal=m.ReadStates(layers=layers, site=SITE, places=m.Places("mean")),
+                prompts=(),
+                client=KIND,
+            ),
+            of_kind(m.StatesRead),
+            check=resident.running,
+            told=partial(_tell, report, 0.0, "texts are read"),
         )
         width = facts.site_widths[SITE]
         examples = _examples(asked)
@@ -337,49 +356,6 @@ class VectorMeasurements:
         weights = array("f", fits[at].direction)
         return _Probe(ProbeOfTexts(best, found[at].auc or 0.0), weights, fits[at].bias)
 
-    async def _scores(self, begun: _Begun, written: Sequence[Written]) -> list[float | None]:
-        """The score of each text under the probe, read without steering behind its prompt: the mean over its tokens.
-        None for a blank text, and without a probe."""
-        probe, how = begun.probe, begun.how
-        scores: list[float | None] = [None] * len(written)
-        asked = [
-            (place, _continued(prompt, one.text))
-            for place, (prompt, one) in enumerate(zip(begun.continued, written, strict=False))
-            if one.text.strip()
-        ]
-        if probe is None or not asked:
-            return scores
-        texts = [text for _, text in asked]
-        layers = [probe.told.layer]
-        places = m.Places("completion")
-        read = await self._read(texts, how.resident, layers, places)
-        found = await asyncio.to_thread(_probed, probe, read)
-        for (place, _), score in zip(asked, found, strict=True):
-            scores[place] = score
-        return scores
-
-    async def _read(
-        self,
-        texts: Sequence[NamedText],
-        resident: Resident,
-        layers: Sequence[int],
-        places: m.Places,
-        told: Callable[[int], None] | None = None,
-        site: str = SITE,
-    ) -> list[m.StatesRead]:
-        return await self._reader.read(
-            texts,
-            resident,
-            m.Request(
-                goal=m.ReadStates(layers=list(layers), site=site, places=places),
-                prompts=(),
-                client=KIND,
-            ),
-            of_kind(m.StatesRead),
-            check=resident.running,
-            told=told,
-        )
-
     # ------------------------------------------------------------- strengths
 
     async def _layer(
@@ -400,34 +376,16 @@ class VectorMeasurements:
         if begun.asked.strengths is not None:
             for strength in begun.asked.strengths:
                 await measure(strength)
-        elif unit := await self._unit(begun, layer):
+        elif unit := begun.units[layer]:
             await _close_in(share * unit, begun.asked.effort.strengths, measure)
             whole = [one.strength for one in rows if one.damage.is_unbroken]
             share = max(whole) / unit if whole else share
         return rows, share
 
-    async def _unit(self, begun: _Begun, layer: int) -> float:
-        """The strength at which the vector is as long as the values of its site are on the plain texts, on average."""
-        direction = next(one for one in begun.vector.directions if one.layer == layer)
-        texts = [
-            _continued(prompt, one.text)
-            for prompt, one in zip(begun.how.prompts, begun.plain, strict=False)
-            if one.text.strip()
-        ]
-        read = await self._read(
-            texts or begun.how.prompts,
-            begun.how.resident,
-            [layer],
-            m.Places("completion" if texts else "last"),
-            site=direction.site,
-        )
-        length = await asyncio.to_thread(_mean_length, read)
-        return length / direction.norm
-
     async def _row(
         self, begun: _Begun, layer: int, strength: float, written: Sequence[Written]
     ) -> MeasuredStrength:
-        effect = await self._effect(begun, written)
+        effect = _effect(begun, written)
         row = effects.row(strength, written, ())
         plain = effects.row(0.0, begun.plain[: len(written)], ())
         damage = levers.damage(
@@ -448,19 +406,6 @@ class VectorMeasurements:
             sample=written[0].text,
         )
 
-    async def _effect(self, begun: _Begun, written: Sequence[Written]) -> RandomEffect | None:
-        if begun.probe is None:
-            words = begun.asked.words
-            count = sum(effects.contains(one.text, words) for one in written)
-            low, high = levers.share_interval(count, len(written))
-            share = count / len(written)
-            return RandomEffect(effect=share, effect_low=low, effect_high=high)
-        scores = await self._scores(begun, written)
-        found = levers.scored(scores, begun.plain_scores, begun.draw)
-        if found is None:
-            return None
-        return RandomEffect(effect=found[0], effect_low=found[1], effect_high=found[2])
-
     async def _random(self, begun: _Begun, best: MeasuredStrength) -> list[RandomEffect]:
         """The effects of random directions of the vector's length at the best place."""
         lever = _added(begun.vector, begun.how.resident, best.layer)
@@ -472,7 +417,7 @@ class VectorMeasurements:
             assert other is not None
             repeats = begun.asked.effort.repeats
             written = await self._repeated(begun.how, other, best.strength, repeats)
-            effect = await self._effect(begun, written)
+            effect = _effect(begun, written)
             found += [effect] if effect is not None else []
         return found
 
@@ -540,25 +485,41 @@ def _share(words: Sequence[str], written: Sequence[Written]) -> float:
     return fmean(effects.contains(one.text, words) for one in written)
 
 
-def _continued(prompt: NamedText, text: str) -> NamedText:
-    """A prompt with its continuation, whose place is known."""
-    given = prompt.prompt
-    assert not isinstance(given, m.Tokens)
-    if isinstance(given, m.Chat):
-        messages = [*given.messages, {"role": "assistant", "content": text}]
-        return NamedText(prompt.name, m.Chat(messages, client=given.client, is_located=True))
-    whole = f"{given.text}{text}"
-    contents = (Span("assistant", len(given.text), len(whole)),)
-    return NamedText(prompt.name, m.Text(whole, contents=contents))
+def _effect(begun: _Begun, written: Sequence[Written]) -> RandomEffect | None:
+    if begun.probe is None:
+        words = begun.asked.words
+        count = sum(effects.contains(one.text, words) for one in written)
+        low, high = levers.share_interval(count, len(written))
+        share = count / len(written)
+        return RandomEffect(effect=share, effect_low=low, effect_high=high)
+    prompts = len(begun.how.prompts)
+    found = levers.scored(_scores(begun, written), begun.plain_scores, prompts, begun.draw)
+    if found is None:
+        return None
+    return RandomEffect(effect=found[0], effect_low=found[1], effect_high=found[2])
 
 
-def _probed(probe: _Probe, read: Sequence[m.StatesRead]) -> list[float]:
-    """The score of each value [hidden] under a probe."""
-    return [sum(map(mul, probe.weights, array("f", one.states))) + probe.bias for one in read]
+def _scores(begun: _Begun, written: Sequence[Written]) -> list[float | None]:
+    """The score of each text under the probe, read without steering behind its prompt: the mean over its tokens. None
+    for a blank text, and without a probe."""
+    probe = begun.probe
+    return [
+        _probed(probe, one.states[0]) if probe is not None and one.text.strip() else None
+        for one in written
+    ]
 
 
-def _mean_length(read: Sequence[m.StatesRead]) -> float:
-    return fmean(math.hypot(*array("f", one.states)) for one in read)
+def _direction(vector: Vector, layer: int) -> Direction:
+    return next(one for one in vector.directions if one.layer == layer)
+
+
+def _probed(probe: _Probe, states: bytes) -> float:
+    """The score of a value [hidden] under a probe."""
+    return math.fsum(map(mul, probe.weights, array("f", states))) + probe.bias
+
+
+def _mean_length(written: Sequence[Written], site: int) -> float:
+    return fmean(math.hypot(*array("f", one.states[site])) for one in written)
 
 
 def _tell(report: Report, share: float, message: str, count: int) -> None:

@@ -34,7 +34,8 @@ LOGITS_KEPT = 256 << 20
 class Writing:
     """How texts are written: what they continue, how many `choices` each prompt gets, how many tokens each text gets,
     and how a token is drawn. `modifiers` are those of the lever. `words` has the tokens of target and of control
-    words, where they are compared. `check` is asked before each part of the texts."""
+    words, where they are compared. `sites`, each with its layer, are read of the texts without steering. `check` is
+    asked before each part of the texts."""
 
     resident: Resident
     prompts: Sequence[NamedText]
@@ -45,6 +46,7 @@ class Writing:
     modifiers: Modifiers = NO_MODIFIERS
     words: Sequence[Sequence[Sequence[int]]] = ()
     choices: int = 1
+    sites: Sequence[tuple[str, int]] = ()
 
     @property
     def at_once(self) -> int:
@@ -72,7 +74,8 @@ async def write(
     added = {key: dict(features) for key, features in values.items()}
     plan = m.Overlay(None, added, edits, how.modifiers)
     sampling = m.Sampling(temperature=how.temperature, max_tokens=how.tokens, seed=how.seed)
-    divergence = Divergence([[list(one) for one in group] for group in how.words])
+    words = [[list(one) for one in group] for group in how.words]
+    divergence = Divergence(words, list(how.sites))
     try:
         return await reader.read(
             how.prompts,
@@ -108,7 +111,7 @@ def _take_written() -> Take[Written]:
         found = DIVERGENCE.read(outcome.parts)
         if found is None:
             return None
-        read = found.tokens, found.divergences, found.likelihoods, found.words
+        read = found.tokens, found.divergences, found.likelihoods, found.words, found.states
         return Written(texts[outcome.choice], *read)
 
     return take

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from steerserve.errors import Refusal
 from steerserve.parts.divergence.form import Diverged, Divergence
-from steerserve.parts.row_part import RowFacts, RowPart
+from steerserve.parts.row_part import Read, RowFacts, RowPart, SiteRead
 from steerserve.worker.rows.distributions import NO_CHANCE
 
 LOGITS_AT_ONCE = 1 << 22
@@ -22,8 +22,9 @@ class DivergenceRow(RowPart):
     """Keeps the logits from which the tokens were drawn, before temperature, penalties and masks, on the host in their
     own dtype. All sums over the vocabulary are in float64."""
 
-    def __init__(self, form: Divergence, _facts: RowFacts) -> None:
+    def __init__(self, form: Divergence, facts: RowFacts) -> None:
         self._form = form
+        self._plain = _PlainStates(facts.sites(form.sites, True), facts) if form.sites else None
         self._tokens: list[int] = []
         self._logits: list[Tensor] = []
         self._divergences: list[float] = []
@@ -33,6 +34,9 @@ class DivergenceRow(RowPart):
     @property
     def needs_plain(self) -> bool:
         return bool(self._tokens)
+
+    def plain_part(self) -> RowPart | None:
+        return self._plain
 
     def draw(self, token: int, logits: Tensor, readings: Sequence[float]) -> None:
         self._tokens.append(token)
@@ -66,4 +70,46 @@ class DivergenceRow(RowPart):
             return None
         if not all(map(math.isfinite, (*self._divergences, *self._likelihoods))):
             raise Refusal(*NO_CHANCE)
-        return Diverged(self._tokens, self._divergences, self._likelihoods, self._words)
+        states = [] if self._plain is None else self._plain.means()
+        return Diverged(self._tokens, self._divergences, self._likelihoods, self._words, states)
+
+
+class _PlainStates(RowPart):
+    """Sums the values of sites at the tokens that a row has written, in the row that reads them again."""
+
+    may_reuse = False
+
+    def __init__(self, read: SiteRead, facts: RowFacts) -> None:
+        self.reads = (read,)
+        self._facts = facts
+        self._sums: list[Tensor] = []
+
+    def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
+        return max(start, len(self._facts.prompt)), end
+
+    def read_values(self, read: Read, values: Sequence[Tensor], first: int) -> None:
+        begin = first - len(self._facts.prompt)
+        end = begin + len(values[0])
+        wanted = [at - begin for at in self._counted() if begin <= at < end]
+        if wanted:
+            parts = [value[wanted].float().sum(0).cpu() for value in values]
+            before = self._sums or [torch.zeros_like(part) for part in parts]
+            self._sums = [a + b for a, b in zip(before, parts, strict=True)]
+
+    def means(self) -> list[bytes]:
+        """The mean of each site [width], float32, little-endian.
+
+        Raises:
+            Refusal: NON_FINITE_LOGITS.
+        """
+        count = len(self._counted())
+        means = [total / count for total in self._sums]
+        if not all(bool(mean.isfinite().all()) for mean in means):
+            raise Refusal("NON_FINITE_LOGITS", "the model produced NaN or infinite states")
+        return [mean.numpy().astype("<f4").tobytes() for mean in means]
+
+    def _counted(self) -> list[int]:
+        """The numbers of the written tokens that count."""
+        out = self._facts.out
+        text = [at for at, token in enumerate(out) if token not in self._facts.special]
+        return text or list(range(len(out)))

@@ -57,13 +57,15 @@ STOCK_QUESTIONS = (
 class Written:
     """One text, and the numbers of each of its tokens: KL(steered || plain) in nats, and its log-probability under the
     model without steering. `words` has, for the target words and then for the control words, the mean over the words of
-    the log-probability that the word begins there; it is empty without words."""
+    the log-probability that the word begins there; it is empty without words. `states` are the mean values [width] of
+    the sites that were read without steering, float32."""
 
     text: str
     tokens: Sequence[int]
     divergences: Sequence[float]
     likelihoods: Sequence[float]
     words: Sequence[Sequence[float]] = ()
+    states: Sequence[bytes] = ()
 
 
 class EffectRow(Form, frozen=True, kw_only=True):

@@ -107,7 +107,7 @@ NEAR = 1.07
 """The smallest factor between two strengths that are tried."""
 CLOSE = 0.6
 """The share of the damage of broken texts at which unbroken ones show that no stronger lever needs to be tried."""
-AIM = 0.85
+AIM = 0.75
 """The share of the damage of broken texts at which the next strength is aimed."""
 STEP = 3.0
 """The largest factor between a strength and the next one."""
@@ -277,22 +277,28 @@ def best_by_layer(rows: Sequence[MeasuredStrength]) -> list[MeasuredStrength]:
 
 
 def scored(
-    scores: Sequence[float | None], plain: Sequence[float | None], draw: Callable[[int], int]
+    scores: Sequence[float | None],
+    plain: Sequence[float | None],
+    prompts: int,
+    draw: Callable[[int], int],
 ) -> tuple[float, float, float] | None:
-    """The mean score of steered texts, less that of the texts without steering, in standard deviations of these, and
-    its 95 % interval; None where no prompt has both texts, and where the plain ones do not differ.
+    """The mean score of steered texts, each less the mean score of the texts without steering of its prompt, in
+    standard deviations of the texts without steering, and its 95 % interval; None where no prompt has both texts, and
+    where the plain ones do not differ.
 
     Args:
-        scores: for each prompt the score of its steered text; None for a blank text.
-        plain: the same without steering, and perhaps those of further prompts.
+        scores: the scores of steered texts; None for a blank text. The texts of all prompts come first, then further
+            ones of all prompts.
+        plain: the same without steering, of so many `prompts`. `scores` may be those of the first prompts only.
         draw: a random number from 0 to below its argument.
     """
     known = [one for one in plain if one is not None]
     spread = stdev(known) if len(known) > 1 else 0.0
+    own = [[one for one in plain[at::prompts] if one is not None] for at in range(prompts)]
     moved = [
-        (one - before) / spread
-        for one, before in zip(scores, plain, strict=False)
-        if spread and one is not None and before is not None
+        (one - fmean(before)) / spread
+        for place, one in enumerate(scores)
+        if spread and one is not None and (before := own[place % prompts])
     ]
     if not moved:
         return None
