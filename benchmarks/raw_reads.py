@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,11 +52,11 @@ def reads(site: str, layers: int) -> dict[str, msgspec.Raw]:
     )
 
 
-def writes(site: str, find: Callable[[str, int], Site], layers: int) -> m.Plan:
-    """The plan of a request that replaces the value of a site at all layers, at every generated position."""
+def writes(site: str, find: Callable[[str, int], Site], layers: Sequence[int]) -> m.Plan:
+    """The plan of a request that replaces the value of a site at these layers, at every generated position."""
     numbers = np.random.default_rng(0)
     edits = []
-    for layer in range(layers):
+    for layer in layers:
         values = numbers.normal(size=find(site, layer).width).astype("<f4")
         at, target = Direction(layer, site, values.tobytes()), direction_target("replace", 0.5)
         edits.append(Edit(at, target, positions=GENERATED, number=layer, source=Source(1)))
@@ -79,8 +79,9 @@ def kinds(find: Callable[[str, int], Site], layers: int) -> Mapping[str, dict[st
         parts = {"parts_of": one(reads(site, layers), {})}
         found[f"one row reads {site} of all layers"] = parts
     for site in (Z, K):
-        plans = {"plan_of": one(writes(site, find, layers), m.Suppressed())}
-        found[f"one row writes {site} of all layers"] = plans
+        for name, some in {"one layer": [layers // 2], "all layers": range(layers)}.items():
+            plans = {"plan_of": one(writes(site, find, some), m.Suppressed())}
+            found[f"one row writes {site} of {name}"] = plans
     return found
 
 
