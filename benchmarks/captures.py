@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kept = Kept("captures", threads=2)
     home = Path(tempfile.mkdtemp())
     with running(home, torch_threads=2, captures_max_mb=8192) as live:
+        live.http.timeout = None  # a round takes minutes
         live.data("POST", f"/api/models/{add_model(live, SMOLLM2.checkpoint)}/load?wait=true")
         texts = contexts(live, tokens // ROUNDS // CONTEXT)
         captured(live, "warm", texts[:TOGETHER])
@@ -90,7 +91,7 @@ def captured(live: Running, name: str, prompts: Sequence[list[int]]) -> float:
     job = live.data("POST", "/api/captures?wait=true", body)["job"]
     seconds = time.perf_counter() - begun
     assert job["state"] == "done", job["error"]
-    return seconds * len(prompts) * CONTEXT / job["result"]["tokens"]
+    return seconds * len(prompts) * CONTEXT / int(job["result"]["tokens"])
 
 
 if __name__ == "__main__":

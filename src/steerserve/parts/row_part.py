@@ -122,6 +122,7 @@ class RowPart:
         may_reuse: whether a kept beginning of the prompt may stand for positions that the part does not see then.
         logits_from: the first position of the prompt after which it needs logits; None where it needs none of them.
         attends_plainly: whether the layers must compute attention in the plain way for the row.
+        plain_part: what reads, for this part, the tokens of the row without steering, where it `needs_plain`.
     """
 
     name = ""
@@ -130,6 +131,7 @@ class RowPart:
     may_reuse = True
     logits_from: int | None = None
     attends_plainly = False
+    plain_part: RowPart | None = None
 
     @property
     def reader(self) -> Reader:
@@ -144,10 +146,6 @@ class RowPart:
     def needs_plain(self) -> bool:
         """Whether the model must read the tokens of the row again without steering, once the row has ended."""
         return False
-
-    def plain_part(self) -> RowPart | None:
-        """What reads, for this part, the tokens of the row without steering; asked where `needs_plain`."""
-        return None
 
     def span(self, read: Read, start: int, end: int) -> tuple[int, int]:
         """The positions [low, high) whose values are wanted of a pass over the positions [start, end)."""

@@ -14,6 +14,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from steerserve import messages as m
+from steerserve.parts.divergence.form import Divergence
 from steerserve.parts.logprobs.form import Logprobs
 from steerserve.rules.clients import in_background
 from tests.net.rows.conftest import Start
@@ -81,7 +82,7 @@ KINDS: dict[str, Make] = {
     "text": written("at after text"),
     "drawn": written("drawn penalty", logprobs=Logprobs(2, True, True, 10_000), label="r"),
     "masked": written("mask"),
-    "diverging": written("steered divergence"),
+    "diverging": written("steered divergence", divergence=Divergence([[[5]]], [("resid_post", 0)])),
     "recorded": written("greedy", label="r"),
     "tapped": written("tap named"),
     **{kind: other(kind) for kind in others(0, 0)},

@@ -24,7 +24,8 @@ class DivergenceRow(RowPart):
 
     def __init__(self, form: Divergence, facts: RowFacts) -> None:
         self._form = form
-        self._plain = _PlainStates(facts.sites(form.sites, True), facts) if form.sites else None
+        if form.sites:
+            self.plain_part = self._plain = _PlainStates(facts.sites(form.sites, True), facts)
         self._tokens: list[int] = []
         self._logits: list[Tensor] = []
         self._divergences: list[float] = []
@@ -34,9 +35,6 @@ class DivergenceRow(RowPart):
     @property
     def needs_plain(self) -> bool:
         return bool(self._tokens)
-
-    def plain_part(self) -> RowPart | None:
-        return self._plain
 
     def draw(self, token: int, logits: Tensor, readings: Sequence[float]) -> None:
         self._tokens.append(token)
@@ -70,7 +68,7 @@ class DivergenceRow(RowPart):
             return None
         if not all(map(math.isfinite, (*self._divergences, *self._likelihoods))):
             raise Refusal(*NO_CHANCE)
-        states = [] if self._plain is None else self._plain.means()
+        states = self._plain.means() if self._form.sites else []
         return Diverged(self._tokens, self._divergences, self._likelihoods, self._words, states)
 
 

@@ -174,7 +174,7 @@ def reread(row: BatchRow, held: list[Ending]) -> BatchRow:
     """The row that reads the tokens of a finished row again without steering."""
     goal = Rereading(1.0, None, None, str, str, is_echoed=True, finished=row, held=held)
     tokens = [*row.prompt, *row.out]
-    wanted = [part.plain_part() for part in row.parts if part.needs_plain]
+    wanted = [part.plain_part for part in row.parts if part.needs_plain]
     return BatchRow(
         row.request,
         row.choice,
