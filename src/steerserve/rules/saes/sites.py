@@ -92,7 +92,8 @@ ORDER = (
 class ModelSite(Form, frozen=True):
     """A site of a model at the layers that have it in one form. `layers` is null for the logits, which belong to none.
     `width` is null for the pattern, whose rows grow with the text, and `heads` is null where the values are not divided
-    into heads. In `module_path`, `{layer}` stands for the number of a layer. `can_write` says whether edits act there."""
+    into heads. In `module_path`, `{layer}` stands for the number of a layer. `can_write` says whether edits act
+    there."""
 
     site: str
     layers: tuple[int, ...] | None
