@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tokens = parser.parse_args(arguments).tokens
     kept = Kept("captures", threads=2)
     home = Path(tempfile.mkdtemp())
-    with running(home, torch_threads=2, captures_max_mb=8192) as live:
+    # a kept beginning would not be read again
+    settings = {"torch_threads": 2, "captures_max_mb": 8192, "prefix_cache_mb": 0}
+    with running(home, **settings) as live:
         live.http.timeout = None  # a round takes minutes
         live.data("POST", f"/api/models/{add_model(live, SMOLLM2.checkpoint)}/load?wait=true")
         texts = contexts(live, tokens // ROUNDS // CONTEXT)
