@@ -162,7 +162,7 @@ def test_a_condition_reads_what_attention_multiplies(llama: Checkpoint, site: st
             torch.testing.assert_close(z[position], expected, rtol=2e-2, atol=2e-2)
 
 
-def test_an_edit_acts_in_attention_once_its_layers_are_found(llama: Checkpoint) -> None:
+def test_only_a_pass_with_a_position_of_the_edit_acts_in_attention(llama: Checkpoint) -> None:
     bench = Bench(llama)
     steering = bench.steering
     row = bench.ask(1, words(9), max_tokens=4, plan=plan(replaced(source(32), 1)))
@@ -176,3 +176,19 @@ def test_an_edit_acts_in_attention_once_its_layers_are_found(llama: Checkpoint) 
     assert not steering.acts_in_attention(row.row.steering, 0, 9)
     bench.run()
     assert bench.refused == {}
+
+
+@pytest.mark.parametrize("site", OPERAND_SITES)
+def test_a_row_is_refused_where_attention_does_not_show_the_operand(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, site: str
+) -> None:
+    """It does not run without the edit, and the other row goes on."""
+    place = site_of(llama, 1, site)
+    monkeypatch.setattr(place.module, "forward", lambda hidden_states, **_: (hidden_states, None))
+    bench = Bench(llama)
+    other = bench.ask(1, words(9), max_tokens=4, plan=Suppressed())
+    bench.ask(2, words(9), max_tokens=4, plan=plan(replaced(source(place.width), 1, site)))
+    bench.run()
+    assert bench.refused.keys() == {2}
+    assert bench.refused[2].code == "INTERNAL_ERROR"
+    assert len(other.tokens) == 4

@@ -107,7 +107,7 @@ NEAR = 1.07
 """The smallest factor between two strengths that are tried."""
 CLOSE = 0.6
 """The share of the damage of broken texts at which unbroken ones show that no stronger lever needs to be tried."""
-AIM = 0.75
+AIM = 0.85
 """The share of the damage of broken texts at which the next strength is aimed."""
 STEP = 3.0
 """The largest factor between a strength and the next one."""

@@ -43,5 +43,5 @@ def reading_states(planned: Pass, *, is_alone: bool) -> Iterator[dict[int, list[
     with ExitStack() as hooks:
         for place, goal in goals.items():
             for number, site in enumerate(goal.sites):
-                hooks.callback(site.hook(partial(catch, place, number)).remove)
+                hooks.callback(site.watch(partial(catch, place, number)).remove)
         yield values

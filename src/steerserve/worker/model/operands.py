@@ -20,7 +20,7 @@ _ADDED = frozenset({torch.baddbmm, Tensor.baddbmm})
 _PRODUCTS = frozenset({torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm})
 
 ChangeHeads = Callable[[Tensor], Tensor]
-"""Makes queries, keys or values [rows, heads, T, dim] of those of the model."""
+"""Changes queries, keys or values [rows, heads, T, dim]. Attention computes with what this returns."""
 
 _NOTED = "noted_operands"
 """The field of a module that has the notes of its calls, while there are some."""
@@ -29,8 +29,8 @@ _NOTED = "noted_operands"
 class Operands(TorchFunctionMode):
     """Notes what the attention of a module multiplies, while open. `query` is [rows, heads, T, dim]. `key` and `value`
     have all positions that attention reads, [rows, heads, S, dim]; a head of keys may be repeated for the heads of
-    queries that share it. Each is None where it was not seen. With `change`, attention multiplies the queries that it
-    makes of the queries."""
+    queries that share it. Each is None where it was not seen. `change` changes the queries before attention
+    multiplies them."""
 
     def __init__(self, module: nn.Module, heads: int, change: ChangeHeads | None = None) -> None:
         super().__init__()
@@ -65,15 +65,14 @@ class Operands(TorchFunctionMode):
         return func(*args, **given)
 
     def tell_query(self, query: Tensor) -> Tensor:
-        """Note the queries [rows, heads, T, dim]. Returns those that attention multiplies."""
+        """Change the queries [rows, heads, T, dim], and note the changed ones, which are returned."""
         self.query = query if self._change is None else self._change(query)
         return self.query
 
     def _noted(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Note the operands of a call. Returns the arguments of the call, with the queries that attention
-        multiplies."""
+        """Note the operands of a call. Returns the arguments of the call, in which the queries are changed."""
         if func is _ATTENTION:
             query, self.key, self.value = args[:3]
             if self.query is None:
@@ -109,8 +108,8 @@ def is_noted(module: nn.Module) -> bool:
 
 
 def tell_query(module: nn.Module, query: Tensor) -> Tensor:
-    """The attention of this module would multiply these queries [rows, heads, T, dim]. Returns those that it
-    multiplies."""
+    """Tell those who note the attention of this module its queries [rows, heads, T, dim]. Returns the changed
+    queries, which attention must multiply."""
     for noted in reversed(vars(module).get(_NOTED, ())):
         query = noted.tell_query(query)
     return query

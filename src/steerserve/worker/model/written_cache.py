@@ -1,4 +1,4 @@
-"""A cache in which other keys or values are written than those that attention has computed."""
+"""A cache that changes keys or values before it holds them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -271,7 +270,17 @@ class AttentionSite(Site):
         """Hook the site. Attention goes on with what is done to the value, and so it is not a compiled function."""
         if self.name == PATTERN:
             return self.watch(edit)
-        change = partial(self._heads_changed, edit)
+        seen: list[str] = []
+
+        def change(heads: Tensor) -> Tensor:
+            seen.append(self.name)
+            return self._heads_changed(edit, heads)
+
+        def check(_: nn.Module, __: object, out: Any) -> None:
+            if out is not None and not seen:  # None after an error in the module
+                raise RuntimeError(f"the attention at {self.path} has not shown its {self.name}")
+            seen.clear()
+
         written = {K: {"keys": change}, V: {"values": change}}.get(self.name, {})
         # no compiled function writes to this cache
         cached = self.module.register_forward_pre_hook(
@@ -280,10 +289,11 @@ class AttentionSite(Site):
             ),
             with_kwargs=True,
         )
+        checked = _Both(cached, self.module.register_forward_hook(check, always_call=True))
         if self.name != Q:
-            return cached
-        asked = self._opened(lambda module: Operands(module, self.query_heads, change))
-        return _Both(cached, asked)
+            return checked
+        noted = self._opened(lambda module: Operands(module, self.query_heads, change))
+        return _Both(checked, noted)
 
     def watch(self, edit: AtSite) -> Handle:
         if self.name == PATTERN:
