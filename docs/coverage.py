@@ -113,6 +113,6 @@ _HEAD = (
     "# Specification coverage",
     "",
     "Each sentence of the specification, and each row of its tables, with the tests that show it.",
-    "`make docs` writes this page from `docs/specification.txt` and from the markers `shows` of the tests. A promise that",
-    "no test shows has the reason in place of tests.",
+    "`make docs` writes this page from `docs/specification.txt` and from the markers `shows` of the tests. A promise",
+    "that no test shows has the reason in place of tests.",
 )

@@ -20,7 +20,6 @@ def dotted(file: str) -> str:
 
 
 LARGEST_FUNCTION = 60
-LONGEST_LINE = 120
 LISTS = {
     "router",  # the routes of a noun, one after the other
     "payload",  # the live events, one after the other
@@ -178,10 +177,6 @@ def tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-def lines_of(module: str) -> list[str]:
-    return MODULES[module].read_text(encoding="utf-8").splitlines()
-
-
 @cache
 def imported(module: str) -> list[tuple[str, int]]:
     """The full names that a module imports, ours without `steerserve`, and their lines."""
@@ -293,10 +288,6 @@ def test_imports_stand_at_the_top_of_a_module() -> None:
 
 def test_no_module_has_a_mutable_global() -> None:
     check(lambda m: [name for name, value in globals_of(tree(m)) if is_mutable(name, value)])
-
-
-def test_no_line_is_too_long() -> None:
-    check(lambda m: [n for n, line in enumerate(lines_of(m), 1) if len(line) > LONGEST_LINE])
 
 
 def test_no_function_is_too_long() -> None:

@@ -618,10 +618,8 @@ def _after(x: Tensor, acting: Sequence[Edit], sae: Sae, added: Tensor) -> Tensor
     others = [one for one in acting if not one.is_added]
     y = changed(x, adds, sae) + added
     for one in others:
-        if isinstance(one.at, Feature):
-            y = y + by_the_long_way(sae, x, [one])
-        else:
-            y = changed(y, [one], sae)
+        of_feature = isinstance(one.at, Feature)
+        y = y + by_the_long_way(sae, x, [one]) if of_feature else changed(y, [one], sae)
     return y
 
 

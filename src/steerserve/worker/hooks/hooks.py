@@ -343,8 +343,8 @@ class HookedSaes:
         return row.counted is None and not self.steered(row.plan).recorded
 
     def may_keep(self, row: RowSteering) -> bool:
-        """Whether other rows may begin with the keys and values of this row. The library's attention, which runs where an
-        edit acts in attention, rounds differently from the compiled one."""
+        """Whether other rows may begin with the keys and values of this row. The library's attention, which runs where
+        an edit acts in attention, rounds differently from the compiled one."""
         return not self.steered(row.plan).is_in_attention
 
     def acts_in_attention(self, row: RowSteering, first: int, size: int) -> bool:
