@@ -2,7 +2,8 @@
 
 The sweep patches the residual stream after each layer of SmolLM2-135M-Instruct at each of 60 positions, over HTTP. The
 library's model does the same in batches of 16 with a hook at each row's layer and position, and computes the logits of
-all positions. Its batches are timed in float32 and in bfloat16, and the faster type counts. With `--every N` each N-th
+all positions. One batch is timed in float32 and in bfloat16. All batches then run in float32, and in bfloat16 too where
+that was faster; the faster type counts. With `--every N` each N-th
 batch is run, and the time of all is extrapolated. Both run on two threads, one after the other.
 
 The figures of some cells are compared with those of the hooks in float32.
@@ -78,6 +79,12 @@ class Hooks:
         found: list[float] = (logits[:, TARGET] - logits[:, AGAINST]).tolist()
         return found
 
+    def timed(self, batches: Sequence[Sequence[tuple[int, int]]]) -> tuple[float, list[float]]:
+        """The seconds of these batches, and the difference of logits of each patch."""
+        begun = time.perf_counter()
+        found = [value for batch in batches for value in self.run(batch)]
+        return time.perf_counter() - begun, found
+
 
 def _stream(out: Any) -> Tensor:
     found: Tensor = out[0] if isinstance(out, tuple) else out
@@ -115,23 +122,26 @@ def main() -> None:
     cells = [(one["layer"], one["positions"][0]) for one in result["cells"]]
     batches = [cells[first : first + BATCH] for first in range(0, len(cells), BATCH)]
     some = batches[:: chosen.every]
-    seconds, off = {}, 0.0
+    values = {cell: one["value"] for cell, one in zip(cells, result["cells"], strict=True)}
+    own = [values[cell] for batch in some for cell in batch]
+    seconds: dict[str, dict[str, float]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         hooks = Hooks(dtype, corrupt, clean)
         hooks.run(some[0])
-        begun = time.perf_counter()
-        found = [value for batch in some for value in hooks.run(batch)]
-        seconds[str(dtype)] = (time.perf_counter() - begun) * len(batches) / len(some)
+        one_batch, _ = hooks.timed(some[:1])
+        its = seconds[str(dtype)] = {"one_batch": one_batch}
+        if one_batch > min(one["one_batch"] for one in seconds.values()):
+            continue
+        taken, found = hooks.timed(some)
+        its["all"] = taken * len(batches) / len(some)
         if dtype == torch.float32:
-            values = {cell: one["value"] for cell, one in zip(cells, result["cells"], strict=True)}
-            own = [values[cell] for batch in some for cell in batch]
             off = max(abs(one - other) for one, other in zip(own, found, strict=True))
     kept.end(
         {
             "cells": len(cells),
             "sweep_seconds": swept,
             "library_seconds": seconds,
-            "times_as_fast": min(seconds.values()) / swept,
+            "times_as_fast": min(its["all"] for its in seconds.values() if "all" in its) / swept,
             "largest_difference": off,
             "clean": result["clean"],
             "corrupt": result["corrupt"],

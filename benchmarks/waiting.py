@@ -25,7 +25,7 @@ from benchmarks.packing import Steps
 
 POLICIES: dict[str, dict[str, str]] = {
     **{f"{spins} spins": {"GOMP_SPINCOUNT": str(spins)} for spins in (0, 1000, 4000, 10000)},
-    "the library's own": {},
+    "the library's own": {"GOMP_SPINCOUNT": "300000"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 """What each policy sets in the environment. By itself the library spins for some milliseconds."""

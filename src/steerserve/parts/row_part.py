@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from steerserve.rules.saes.sites import BORDER_SITES
+from steerserve.rules.saes.sites import OPERAND_SITES
 from steerserve.rules.steering.positions import Positions
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
@@ -34,9 +34,9 @@ class SiteRead:
     is_before: bool
 
     @cached_property
-    def is_inside(self) -> bool:
-        """Whether one of the sites lies inside a layer, so that the layer cannot run as one compiled call."""
-        return any(site.name not in BORDER_SITES for site in self.sites)
+    def is_in_attention(self) -> bool:
+        """Whether one of the sites is queries, keys or values, so that its layer does not run as a compiled call."""
+        return any(site.name in OPERAND_SITES for site in self.sites)
 
 
 Read = SaeRead | SiteRead

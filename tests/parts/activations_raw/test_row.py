@@ -74,7 +74,7 @@ def own(model: Checkpoint, tokens: list[int], *sites: tuple[str, int]) -> list[T
 
     with ExitStack() as hooks, torch.inference_mode():
         for site, layer in sites:
-            hook = site_of(model, layer, site).hook(partial(keep, (site, layer)))
+            hook = site_of(model, layer, site).watch(partial(keep, (site, layer)))
             hooks.callback(hook.remove)
         model.model(input_ids=torch.tensor([tokens]), use_cache=False)
     return [values[place] for place in sites]
@@ -276,13 +276,14 @@ def test_rows_that_read_many_tokens_share_passes(llama: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("is_whole", "site", "reading", "steps"),
     [
-        (True, "mlp_out", 1, [3, 1]),
-        (True, "mlp_out", 3, [4]),
+        (True, "k", 1, [3, 1]),
+        (True, "k", 3, [4]),
+        (True, "mlp_out", 1, [4]),
         (True, RESID_POST, 1, [4]),
-        (False, "mlp_out", 1, [4]),
+        (False, "k", 1, [4]),
     ],
 )
-def test_few_rows_that_read_inside_whole_layers_decode_in_a_pass_of_their_own(
+def test_few_rows_that_read_inside_attention_decode_in_a_pass_of_their_own(
     llama: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
     is_whole: bool,
@@ -290,7 +291,7 @@ def test_few_rows_that_read_inside_whole_layers_decode_in_a_pass_of_their_own(
     reading: int,
     steps: list[int],
 ) -> None:
-    """A hook inside a layer switches its one compiled call off, and the other rows do not wait for that."""
+    """A hook inside attention switches the compiled call of its layer off, and the other rows do not wait for that."""
     monkeypatch.setattr(Checkpoint, "has_whole_layers", is_whole)
     bench, passes = Bench(llama), []
     asked = reads((site, 0), (site, 1), positions=at("generated"))
@@ -310,7 +311,10 @@ def test_few_rows_that_read_inside_whole_layers_decode_in_a_pass_of_their_own(
         assert len(chunk.positions) == 5
         for place, expected in enumerate(own(llama, tokens, (site, 0), (site, 1))):
             np.testing.assert_allclose(
-                numbers(chunk, place), expected[-5:].float().numpy(), rtol=2e-2, atol=2e-2
+                numbers(chunk, place).reshape(5, -1),
+                expected[-5:].float().numpy(),
+                rtol=2e-2,
+                atol=2e-2,
             )
 
 
@@ -319,7 +323,7 @@ def test_a_row_whose_positions_are_read_decodes_with_the_others(
 ) -> None:
     monkeypatch.setattr(Checkpoint, "has_whole_layers", True)
     bench, passes = Bench(llama), []
-    asked = reads(("mlp_out", 1), positions=at("last_prompt"))
+    asked = reads(("k", 1), positions=at("last_prompt"))
     for n in range(4):
         bench.ask(n, words(9 + n), max_tokens=6, raw=asked if n == 1 else None)
     with hooked(site_of(llama), lambda value: passes.append(value.shape[:2])):

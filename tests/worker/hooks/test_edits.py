@@ -226,9 +226,16 @@ def made(x: Tensor, edits: Sequence[Edit], sae: Sae, **more: Any) -> Tensor:
     part = Part(0, RowSteering(Suppressed()), edits=tuple(edits), **more)
     work = SiteEdits([part], {KEY: sae}, Directions(), x.device)
     span = Span([0], [len(x)])
-    change, _, _ = work.change(x[None], span, Readings(), work.masks(span, len(x)))
+    return change_of(work, x[None], span)[0]
+
+
+def change_of(work: SiteEdits, value: Tensor, span: Span) -> Tensor:
+    """What is added to all rows of the value of a site."""
+    moved, _ = work.change(value, span, Readings(), work.masks(span, value.shape[1]))
+    assert moved is not None
+    change = moved.of_all_rows(len(value)).change
     assert change is not None
-    return change[0]
+    return change
 
 
 V, U = direction(1), direction(2)
@@ -311,9 +318,7 @@ def in_passes(sae: Sae, parts: Sequence[Part], x: Tensor, width: int, threads: i
             value = x[:, first : first + width]
             size = value.shape[1]
             span = Span([first] * len(x), [size] * len(x))
-            change, _, _ = work.change(value, span, Readings(), work.masks(span, size))
-            assert change is not None
-            changes.append(change)
+            changes.append(change_of(work, value, span))
     finally:
         torch.set_num_threads(before)
     return torch.cat(changes, 1)
@@ -957,9 +962,7 @@ def test_rows_in_another_order_keep_what_was_prepared_for_them(loaded: Loaded) -
         work = site.edits
         assert work is not None
         span = Span(*zip(*spans, strict=True))
-        change, _, _ = work.change(value[list(order)], span, Readings(), work.masks(span, 1))
-        assert change is not None
-        return work, change
+        return work, change_of(work, value[list(order)], span)
 
     with bench.attached(KEY, SAE, 0):
         first, expected = changed((0, 1, 2))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from steerserve.worker.model import whole_layers
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import KvCache
 from steerserve.worker.model.results import PassEnded
+from steerserve.worker.sae.sites import Change, Moved, find
 from tests.worker import models
 from tests.worker.compiled import OWN_PRODUCTS
 from tests.worker.running import open_checkpoint
@@ -150,6 +151,73 @@ def test_a_hook_on_any_module_of_a_layer_is_called_and_changes_no_bit(
     with seen(layers[1]) as calls:
         assert torch.equal(decoded(model, PROMPTS), found)
     assert len(calls) == len(PROMPTS) + len(TOKENS)
+
+
+CUT = ("hook_z", "attn_out", "attn_raw", "resid_mid", "mlp_in", "mlp_neurons", "mlp_out", "mlp_raw")
+
+
+@contextmanager
+def edited(model: Checkpoint, names: Sequence[str], seen: list[Tensor]) -> Iterator[None]:
+    """While open, the values of sites of the second layer are copied, and those of the second row are changed."""
+
+    def edit(value: Tensor) -> Change:
+        seen.append(value.clone())
+        change = torch.zeros_like(value, dtype=torch.float32)
+        if len(value) > 1:
+            change[1] = 0.25 * value[1].float().flip(-1)
+        return Moved((), change)
+
+    with ExitStack() as stack:
+        for name in names:
+            site = find(model.model, model.layers, name, 1)
+            stack.callback(site.hook(edit).remove)
+        yield
+
+
+@contextmanager
+def by_modules(model: Checkpoint) -> Iterator[None]:
+    """While open, the layers run through their modules."""
+    layers: Any = model.model.model.layers
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(seen(layer.input_layernorm))
+        yield
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_a_cut_layer_gives_its_sites_the_values_of_the_modules_and_takes_their_changes(
+    variant: str, threads: int, opened: Callable[[str], Checkpoint]
+) -> None:
+    model = opened(variant)
+    plain = decoded(model, PROMPTS, threads)
+    for names in (*((name,) for name in CUT), CUT):
+        values: list[list[Tensor]] = [[], []]
+        with by_modules(model), edited(model, names, values[0]):
+            expected = decoded(model, PROMPTS, threads)
+        with edited(model, names, values[1]), no_modules(model):
+            found = decoded(model, PROMPTS, threads)
+        assert torch.equal(found, expected), names
+        assert (found != plain).any(-1).any(0).tolist() == [False, True, False, False], names
+        assert len(values[0]) == (len(PROMPTS) + len(TOKENS)) * len(names)
+        for own, other in zip(*values, strict=True):
+            assert torch.equal(own, other), names
+
+
+@contextmanager
+def no_modules(model: Checkpoint) -> Iterator[None]:
+    """While open, a decode pass of a layer through its modules raises an error."""
+    layers: Any = model.model.model.layers
+    gate = type(layers[0].mlp).forward
+
+    def refuse(self: Any, x: Tensor) -> Tensor:
+        assert x.shape[1] > 1, "a decode pass has run through the modules"
+        return cast(Tensor, gate(self, x))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(layers[0].mlp), "forward", refuse)
+        yield
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

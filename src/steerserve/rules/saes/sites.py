@@ -67,9 +67,6 @@ READABLE = {**EDITABLE, **READ_ONLY}
 STREAM_SITES = frozenset({RESID_PRE, RESID_MID, RESID_POST, ATTN_OUT, MLP_OUT, EMBED})
 """The sites whose values are the residual stream, or are added to it as they are."""
 
-BORDER_SITES = frozenset({EMBED, RESID_PRE, RESID_POST, LOGITS})
-"""The sites that lie before or behind whole layers."""
-
 ORDER = (
     EMBED,
     RESID_PRE,

@@ -143,7 +143,7 @@ class Group:
     def _decode_passes(self, decoding: list[BatchRow]) -> list[list[BatchRow]]:
         """The rows of each decode pass of this step: all together, or each alone where rows are stepped alone. Rows
         that act in attention have a pass of their own, because that pass computes attention in another way. So have few
-        rows that read inside layers, where this lets the layers run as one compiled call for the other rows."""
+        rows that read inside attention, where this lets the layers run as compiled calls for the other rows."""
         if self._model.is_alone:
             return [[row] for row in decoding]
         if len(decoding) < len(self.rows):
@@ -151,11 +151,11 @@ class Group:
             decoding = sorted(decoding, key=lambda row: row.yields)
         among = [row for row in decoding if self._acts_in_attention(row, row.position, 1)]
         others = [row for row in decoding if row not in among]
-        inside = [row for row in others if row.reads_inside]
-        if len(inside) > len(others) // 2 or (inside and not self._model.has_whole_layers):
-            inside = []
-        rest = [row for row in others if row not in inside]
-        passes = [rows for rows in (rest, inside, among) if rows]
+        reading = [row for row in others if row.reads_in_attention]
+        if len(reading) > len(others) // 2 or (reading and not self._model.has_whole_layers):
+            reading = []
+        rest = [row for row in others if row not in reading]
+        passes = [rows for rows in (rest, reading, among) if rows]
         if len(decoding) < len(self.rows) or len(passes) > 1:
             ordered = [row.slot for rows in passes for row in rows if row.slot is not None]
             self.cache.put_first(ordered)

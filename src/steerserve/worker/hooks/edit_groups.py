@@ -108,7 +108,7 @@ class EditGroup:
 
     def of(self, value: Tensor) -> Tensor:
         """The rows of the group, of a tensor with all rows of the site."""
-        return value if self.rows is None else value[self.rows]
+        return _of(self.rows, value)
 
     def make_edits(
         self, value: SiteValue, encoded: Encoded, span: Span, opened: Tensor | None
@@ -186,6 +186,7 @@ class ReplaceGroup:
         members: Sequence[tuple[int, Part, Edit]],
         device: torch.device,
         heads: int,
+        count: int,
     ) -> None:
         self.members = members
         self.gate: slice | None = None
@@ -193,7 +194,7 @@ class ReplaceGroup:
             part.steering.mask(edit, 0, 1) is not None for _, part, edit in members
         )
         self._device = device
-        self._rows = torch.tensor([row for row, _, _ in members], device=device)
+        self.rows = index_of([row for row, _, _ in members], count, device)
         values, firsts, ways, columns = [], [0], [], []
         for _, _, edit in members:
             assert isinstance(edit.at, Direction)
@@ -208,33 +209,46 @@ class ReplaceGroup:
         self._firsts = firsts[:-1]
         self._ways = torch.tensor(ways, dtype=torch.float32, device=device)[:, None, None]
         self._columns = torch.stack(columns)[:, None]
-        self._is_whole = all(way == 1.0 for way in ways)
-        self._is_one = all(len(one) == 1 for one in values)
-        self._index = torch.tensor(self._firsts, device=device)[:, None]
+        self._is_whole = torch.tensor([way == 1.0 for way in ways], device=device)[:, None, None]
+        self._has_whole, self._has_part = (
+            any((way == 1.0) == one for way in ways) for one in (True, False)
+        )
+        is_one = all(len(one) == 1 for one in values)
+        self._source = torch.stack(values) if is_one else None
 
     def make_edits(
         self, value: SiteValue, encoded: Encoded, span: Span, opened: Tensor | None
     ) -> Callable[[int], Tensor]:
         """Make the edits, as `EditGroup.make_edits`."""
         tokens = value.x.shape[1]
-        source = self._values[self._index if self._is_one else self._places(span, tokens)]
+        source = self._source
+        if source is None:
+            source = self._values[self._places(span, tokens)]
         source = source.expand(-1, tokens, -1)
         places = self._columns.expand_as(source)
         if opened is not None:
             places = places & opened[..., None]
-        before = value.now[self._rows]
-        after = torch.where(places, before + self._ways * (source - before), before)
-        whole = torch.where(self._ways == 1.0, places, places.new_zeros(()))
-        if not self._is_whole:
-            change = torch.where(places & ~whole, after - before, before.new_zeros(()))
-            value.change = value.change.index_add(0, self._rows, change)
-        every = torch.zeros_like(value.x)
-        at = torch.zeros_like(value.x, dtype=torch.bool)
-        every.index_copy_(0, self._rows, source)
-        at.index_copy_(0, self._rows, whole)
-        value.put(every, at)
-        size = length(after - before) / length(value.x[self._rows])
-        return lambda number: size[number]
+        base, done = value.base, value.change
+
+        def moved() -> tuple[Tensor, Tensor]:
+            """The rows before and after the edits."""
+            before = _of(self.rows, base) + _of(self.rows, done)
+            return before, torch.where(places, before + self._ways * (source - before), before)
+
+        if self._has_part:
+            before, after = moved()
+            part = places & ~self._is_whole if self._has_whole else places
+            change = torch.where(part, after - before, before.new_zeros(()))
+            value.change = _added(value.change, self.rows, change)
+        if self._has_whole:
+            whole = places & self._is_whole if self._has_part else places
+            value.put(_in_all(self.rows, source, value.x), _in_all(self.rows, whole, value.x))
+
+        def size(at: int) -> Tensor:
+            before, after = moved()
+            return length(after[at] - before[at]) / length(value.x[self.members[at][0]])
+
+        return size
 
     def _places(self, span: Span, tokens: int) -> Tensor:
         """For each edit the row of its source at each position of the pass, [g, T]."""
@@ -244,6 +258,23 @@ class ReplaceGroup:
             rows = source_rows(part, edit, edit.source, span, tokens)
             found.append([first + row for row in rows])
         return torch.tensor(found, device=self._device)
+
+
+def _of(rows: Tensor | None, value: Tensor) -> Tensor:
+    """These rows of a value; all where that is None."""
+    return value if rows is None else value[rows]
+
+
+def _added(value: Tensor, rows: Tensor | None, change: Tensor) -> Tensor:
+    """The value with a change of these rows."""
+    return value + change if rows is None else value.index_add(0, rows, change)
+
+
+def _in_all(rows: Tensor | None, some: Tensor, like: Tensor) -> Tensor:
+    """Numbers of these rows as numbers of all rows, 0 for the others."""
+    if rows is None:
+        return some
+    return torch.zeros(like.shape, dtype=some.dtype, device=like.device).index_copy_(0, rows, some)
 
 
 def source_rows(part: Part, edit: Edit, source: Source, span: Span, tokens: int) -> list[int]:

@@ -20,7 +20,7 @@ from steerserve.worker.hooks.parts import Part, Reads, Span
 from steerserve.worker.hooks.readings import Directions, Encoded, ReadGroup, Readings, length
 from steerserve.worker.rows.steering import needs_record
 from steerserve.worker.sae.canonical import NEEDS_K, Sae
-from steerserve.worker.sae.sites import Replaced
+from steerserve.worker.sae.sites import Moved, Replaced
 
 Flags = tuple[tuple[tuple[bool, ...], ...] | None, ...]
 """For each group of edits, whether each edit may act at each position, by the positions that it names; None where each
@@ -125,7 +125,7 @@ class SiteEdits:
                     forms.setdefault(form, []).append((row, part, edit))
             for (key, _, is_replaced), members in forms.items():
                 if is_replaced:
-                    groups.append(ReplaceGroup(members, self._device, self._heads))
+                    groups.append(ReplaceGroup(members, self._device, self._heads, len(lists)))
                     continue
                 sae = None if key is None else self._saes[key]
                 group = EditGroup(members, sae, self._directions, self._device, len(self.parts))
@@ -190,13 +190,11 @@ class SiteEdits:
 
     def change(
         self, value: Tensor, span: Span, readings: Readings, masks: Masks
-    ) -> tuple[Tensor | None, Replaced | None, Sequence[Tensor]]:
-        """What is added to the value [rows, T, width], float32: exactly 0 where nothing changes; None where nothing is
-        done here. What stands in the place of numbers of the value, to which it is added then. And what was read here,
-        for `note`."""
+    ) -> tuple[Moved | None, Sequence[Tensor]]:
+        """What is done to the value [rows, T, width]; None where nothing is. And what was read here, for `note`."""
         self._watch(value, span)
         if not (self._reads or self.is_acting):
-            return None, None, ()
+            return None, ()
         is_whole = self._is_ordered and len(self.parts) == value.shape[0]
         x = (value if is_whole else value[self._index]).float().contiguous()
         encoded = Encoded(span)
@@ -204,7 +202,7 @@ class SiteEdits:
         self.note(found, readings)
         self._record(found, span)
         if not self.is_acting:
-            return None, None, found
+            return None, found
         made = SiteValue(x)
         if self._values is not None:
             made.change = made.change + self._values
@@ -227,19 +225,8 @@ class SiteEdits:
             kept = y * (length(x) / length(y))[..., None] - x
             is_kept = self._keeps & change.ne(0).any(-1, keepdim=True)
             change = torch.where(is_kept, kept, change)
-        replaced = None
-        if made.replaced is not None:
-            replaced = Replaced(
-                self._in_pass(made.replaced, value), self._in_pass(made.base, value)
-            )
-        return self._in_pass(change, value), replaced, found
-
-    def _in_pass(self, some: Tensor, value: Tensor) -> Tensor:
-        """Numbers of the rows that take part, as those of all rows [rows, T, width] of a pass: 0 for the others."""
-        if self._is_ordered and len(self.parts) == value.shape[0]:
-            return some
-        every = torch.zeros(value.shape, dtype=some.dtype, device=value.device)
-        return every.index_copy_(0, self._index, some)
+        replaced = None if made.replaced is None else Replaced(made.replaced, made.base)
+        return Moved((), change, replaced, None if is_whole else self._index), found
 
     def note(self, found: Sequence[Tensor], readings: Readings) -> None:
         """Let conditions at later sites find what was read here."""

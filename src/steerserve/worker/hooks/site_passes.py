@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from steerserve.worker.hooks.places import Catch, HookedSae, Place
 from steerserve.worker.hooks.readings import Readings
 from steerserve.worker.hooks.site_plans import NO_PASS, PassPlan, SitePlan
 from steerserve.worker.hooks.table import DirectionTable
-from steerserve.worker.sae.sites import Called, Change, Moved, Replaced, RowDeltas, Told
+from steerserve.worker.sae.sites import Called, Change, Moved, RowDeltas, Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class SitePasses:
         self._plan = NO_PASS
         self._values: dict[int, Tensor] | None = None
         self._readings = Readings()
+        self._spans: dict[int, Span] = {}
 
     @contextmanager
     def steered(self, plan: PassPlan, values: dict[int, Tensor] | None = None) -> Iterator[None]:
@@ -58,7 +59,7 @@ class SitePasses:
                 undo.callback(place.site.hook(partial(self.act, place)).remove)
             for place in watched:
                 undo.callback(place.site.watch(partial(self.act, place)).remove)
-            self._plan, self._values, self._readings = plan, values, Readings()
+            self._plan, self._values, self._readings, self._spans = plan, values, Readings(), {}
             yield
 
     def act(self, place: Place, value: Tensor) -> Moved | Called | Told | None:
@@ -165,7 +166,7 @@ class SitePasses:
 
     def _end(self) -> None:
         """The pass has ended."""
-        self._plan, self._values, self._readings = NO_PASS, None, Readings()
+        self._plan, self._values, self._readings, self._spans = NO_PASS, None, Readings(), {}
 
     def _done(self, site: SitePlan, value: Tensor, masks: Masks) -> _Done:
         """What the SAEs and the rows do to the value of a site."""
@@ -178,28 +179,28 @@ class SitePasses:
                 added.append(site.deltas[key])
                 if len(saes) > 1:
                     so_far = so_far + site.deltas[key]
-        change: Tensor | None = None
-        replaced: Replaced | None = None
+        moved = Moved(added, None) if added else None
         read: Sequence[Tensor] = ()
         if site.edits is not None:
             span = self._span(value)
-            change, replaced, read = site.edits.change(value, span, self._readings, masks)
-        is_moved = added or change is not None
-        return _Done(Moved(added, change, replaced) if is_moved else None, seen, read)
+            edited, read = site.edits.change(value, span, self._readings, masks)
+            if edited is not None:
+                moved = replace(edited, added=added)
+        return _Done(moved, seen, read)
 
     def _tell(self, site: SitePlan, done: _Done) -> None:
         """Give what a site did in a pass to what reads it, and what was read to conditions at later sites."""
         if site.edits is not None:
             site.edits.note(done.read, self._readings)
-        change = None if done.moved is None else done.moved.change
         tokens = self._plan.tokens
         for key, attachment, before in done.seen:
             catches = self._plan.catches.saes.get(attachment.number, ())
             moved = site.deltas.get(key)
-            if catches and change is not None:
-                moved = change if moved is None else change + moved
-                if done.moved is not None and done.moved.replaced is not None:
-                    moved = moved + done.moved.replaced.change_of(before)
+            edited = done.moved.of_all_rows(len(before)) if catches and done.moved else None
+            if edited is not None and edited.change is not None:
+                moved = edited.change if moved is None else edited.change + moved
+                if edited.replaced is not None:
+                    moved = moved + edited.replaced.change_of(before)
                 moved = moved[:, -tokens:]
             for catch in catches:
                 catch(before[:, -tokens:], moved)  # all tokens where the number is 0
@@ -211,12 +212,12 @@ class SitePasses:
     def _span(self, value: Tensor) -> Span:
         """The positions of the rows of a pass in the value [rows, T, width] of a site."""
         width, tokens = value.shape[1], self._plan.tokens
-        firsts, sizes = [], []
-        for start, size in self._plan.spans:
+        if width not in self._spans:
             # a row that is stepped alone may have its earlier positions in the value too
-            firsts.append(start + size - width if tokens else start)
-            sizes.append(width if tokens else size)
-        return Span(firsts, sizes)
+            firsts = [start + size - width if tokens else start for start, size in self._plan.spans]
+            sizes = [width if tokens else size for _, size in self._plan.spans]
+            self._spans[width] = Span(firsts, sizes)
+        return self._spans[width]
 
 
 def _count(site: SitePlan) -> None:

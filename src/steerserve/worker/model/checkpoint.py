@@ -209,7 +209,7 @@ class Checkpoint(Transformer):
 
     @property
     def has_whole_layers(self) -> bool:
-        """Whether layers run as one compiled call in decode passes. A hook inside a layer switches that off."""
+        """Whether layers run as compiled calls in decode passes. A hook inside attention switches that off."""
         return any(map(whole_layers.is_whole, self.model.modules()))
 
     def decode_step(

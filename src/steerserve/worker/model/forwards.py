@@ -201,14 +201,14 @@ def _take_layer(module: Any, kernels: native.Kernels, dtype: torch.dtype) -> boo
             whole, rows, [t.transpose(0, 1) for t in _angles(whole.dim, dtype)]
         )
         with torch.inference_mode():
-            own, found = (
-                function(module, **given)
-                for function, given in zip((whole.own, whole_layers.forward), tried, strict=True)
-            )
+            own = whole.own(module, **next(tried))
+            found = [whole_layers.forward(module, **next(tried))]
+            with whole_layers.cut_everywhere(whole):
+                found.append(whole_layers.forward(module, **next(tried)))
     except OTHER_FORM:
         vars(module).pop("whole", None)
         return False
-    if not torch.equal(own, found):
+    if not all(torch.equal(own, one) for one in found):
         del module.whole
         return False
     give(module, whole_layers.forward)

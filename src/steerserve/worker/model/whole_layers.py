@@ -2,24 +2,28 @@
 addition, norm, gated MLP, addition. Queries and keys may have norms of each head. In layers of the Gemma form,
 attention and MLP have norms behind them too.
 
-The call computes what the modules inside the layer compute, bit for bit. Where something hooks one of them, the layer
-runs through its modules.
+The call computes what the modules inside the layer compute, bit for bit. Where sites inside the layer are hooked, it is
+cut there: the hooks get the value, and the next call goes on with what they made of it. Where something else is hooked,
+the layer runs through its modules.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from steerserve.worker.model import native
 from steerserve.worker.model.attention import FULL, SDPA, PartedAttention
 from steerserve.worker.model.coded import CodedWeight
 from steerserve.worker.model.kv import KvCache
+from steerserve.worker.model.native import Step
 from steerserve.worker.model.packing import Joint, JointPart, PackedLinear, PanelWeight
 
 _LAYERS = frozenset(
@@ -48,17 +52,74 @@ _PRODUCTS = ("projected", "attended", "gated", "down")
 _POSITION, _CAPACITY = 5, 8
 """Where the tokens are in the pass in which the two ways of a layer are compared, and the room of a row."""
 
+_CUTS = {
+    Step.HEADS: ("self_attn.o_proj", True),
+    Step.ATTENDED: ("self_attn", False),
+    Step.NORMED_ATTENTION: ("post_attention_layernorm", False),
+    Step.MLP_INPUT: ("mlp", True),
+    Step.NEURONS: ("mlp.down_proj", True),
+    Step.MLP: ("mlp", False),
+    Step.NORMED_MLP: ("post_feedforward_layernorm", False),
+}
+"""The steps after which the compiled call may be cut: whose input or output they make, and whether it is the input."""
+
+_NORMED = (Step.NORMED_ATTENTION, Step.NORMED_MLP)
+"""The steps that only layers of the Gemma form have."""
+
 Angles = Sequence[Tensor]
 """The cosines and the sines [rows or 1, 1, dim] of the positions of a pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """A place in a layer, behind this step, where hooks of a module get its input or its output."""
+
+    step: Step
+    module: nn.Module
+    is_input: bool
+
+    @property
+    def hooks(self) -> Mapping[int, Callable[..., Any]]:
+        """The hooks that are called here, by their numbers."""
+        return self.module._forward_pre_hooks if self.is_input else self.module._forward_hooks
+
+    def hook(self, function: Callable[..., Any]) -> RemovableHandle:
+        """Hook the module here."""
+        if self.is_input:
+            return self.module.register_forward_pre_hook(function)
+        return self.module.register_forward_hook(function)
+
+    def show(self, value: Tensor) -> Tensor:
+        """What the hooks make of the value [rows, 1, width]."""
+        return self._as_input(value) if self.is_input else self._as_output(value)
+
+    def _as_input(self, value: Tensor) -> Tensor:
+        module, args, kwargs = self.module, (value,), dict[str, Any]()
+        for number, hook in list(self.hooks.items()):
+            if number in module._forward_pre_hooks_with_kwargs:
+                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+            elif (found := hook(module, args)) is not None:
+                args = found if isinstance(found, tuple) else (found,)
+        return args[0]
+
+    def _as_output(self, value: Tensor) -> Tensor:
+        module = self.module
+        output: Any = (value, None) if self.step == Step.ATTENDED else value
+        for number, hook in list(self.hooks.items()):
+            has_kwargs = number in module._forward_hooks_with_kwargs
+            found = hook(module, (), {}, output) if has_kwargs else hook(module, (), output)
+            output = output if found is None else found
+        return cast(Tensor, output[0] if isinstance(output, tuple) else output)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class WholeLayer:
-    """What the compiled call of a layer reads. `hooks` are the hooks of the modules inside the layer, `held` what
-    `struct` points to, `work` the multiplications for a row, `like` has the shape of the keys of one
-    token [shared heads, 1, dim]."""
+    """What the compiled call of a layer reads. `cuts` are the places where it may be cut, in their order, and `hooks`
+    all other hooks of the modules inside the layer. `held` is what `struct` points to, `work` the multiplications for a
+    row, `like` has the shape of the keys of one token [shared heads, 1, dim]."""
 
     own: Callable[..., Tensor]
+    cuts: Sequence[Cut]
     hooks: Sequence[Mapping[int, object]]
     index: int
     struct: native.Layer
@@ -77,9 +138,14 @@ class WholeLayer:
         return int(self.struct.dim)
 
     def run(
-        self, kernels: native.Kernels, hidden: Tensor, angles: Angles, cache: KvCache
+        self,
+        kernels: native.Kernels,
+        hidden: Tensor,
+        angles: Angles,
+        cache: KvCache,
+        cuts: Sequence[Cut] = (),
     ) -> Tensor:
-        """The rows [rows, 1, hidden] of a decode pass after this layer.
+        """The rows [rows, 1, hidden] of a decode pass after this layer, cut at these places.
 
         Raises:
             PassEnded: the pass must stop.
@@ -92,7 +158,22 @@ class WholeLayer:
         for place, (_, _, keys, values) in enumerate(cache.held(self.index, self.like, self.like)):
             part = ready.parts[place]
             part.keys, part.values = keys.data_ptr(), values.data_ptr()
-        return kernels.run_layer(self.struct, ready.struct, hidden.contiguous(), ready.threads)
+        hidden = hidden.contiguous()
+        out, first = torch.empty_like(hidden), 0
+
+        def run(last: int) -> None:
+            steps = range(first, last)
+            kernels.run_layer(self.struct, ready.struct, hidden, out, steps, ready.threads)
+
+        for cut in cuts:
+            run(cut.step + 1)
+            first = cut.step + 1
+            value = ready.value(cut.step, out, self.struct.down.size)
+            found = cut.show(value)
+            if found is not value:
+                value.copy_(found)
+        run(Step.DONE)
+        return out
 
 
 class _Ready:
@@ -122,7 +203,9 @@ class _Ready:
         room = [hidden.new_empty(count, size) for size in sizes]
         room.append(torch.empty(count, max(width, attended, of.down.size)))
         cosines, sines = (t.to(hidden.dtype).contiguous() for t in angles)
-        self._held = cosines, sines, room
+        self._angles = cosines, sines
+        self._views: dict[Step, Tensor] = {}
+        self._products, self._middle, self._normalised, self._heads, self._wide = room
         self.struct = native.Pass(
             cosines.data_ptr(),
             sines.data_ptr(),
@@ -133,6 +216,24 @@ class _Ready:
             count,
         )
         self.threads = native.threads(count * layer.work)
+
+    def value(self, step: Step, out: Tensor, neurons: int) -> Tensor:
+        """What this step has made [rows, 1, width], which the next one reads."""
+        if step in (Step.MLP, Step.NORMED_MLP):
+            return out
+        if step not in self._views:
+            self._views[step] = self._view(step, neurons)[:, None]
+        return self._views[step]
+
+    def _view(self, step: Step, neurons: int) -> Tensor:
+        if step == Step.HEADS:
+            return self._heads
+        if step == Step.MLP_INPUT:
+            return self._normalised
+        if step == Step.NEURONS:
+            count = len(self._products)
+            return self._products.view(-1)[: count * 2 * neurons].view(count, -1)[:, :neurons]
+        return self._middle
 
 
 def forward(
@@ -158,7 +259,8 @@ def forward(
     ):
         parted = past_key_values.attention
         if parted is not None and parted.is_plain:
-            return whole.run(kernels, hidden_states, position_embeddings, past_key_values)
+            cuts = [cut for cut in whole.cuts if cut.hooks]
+            return whole.run(kernels, hidden_states, position_embeddings, past_key_values, cuts)
     return whole.own(
         self,
         hidden_states,
@@ -188,12 +290,21 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
     weights += [(gates.weight, gates.bias), _alone(mlp.down_proj)]
     if any(not _is_compiled(weight) or _is_odd(bias) for weight, bias in weights):
         return None
+    is_gemma = _is_gemma(layer)
+    cuts = [
+        Cut(step, layer.get_submodule(name), is_input)
+        for step, (name, is_input) in _CUTS.items()
+        if is_gemma or step not in _NORMED
+    ]
+    at_cuts = {id(cut.hooks) for cut in cuts}
     inner = [module for module in layer.modules() if module is not layer]
+    hooks = [held for one in inner for held in (one._forward_hooks, one._forward_pre_hooks)]
     dim, shared = attention.head_dim, attention.k_proj.out_features // attention.head_dim
     products = [_product(weight, bias) for weight, bias in weights]
     return WholeLayer(
         type(layer).forward,
-        [hooks for module in inner for hooks in (module._forward_hooks, module._forward_pre_hooks)],
+        cuts,
+        [held for held in hooks if id(held) not in at_cuts],
         attention.layer_idx,
         native.Layer(
             **{place: native.Norm.of(norm) for place, norm in norms.items()},
@@ -224,17 +335,20 @@ def cap(attention: Any) -> float:
 def _norms(layer: Any) -> dict[str, Any]:
     """The norms of a layer by their places in `native.Layer`. Layers of both forms have a `post_attention_layernorm`,
     and only in the Gemma form it is behind the attention."""
-    is_gemma = hasattr(layer, "post_feedforward_layernorm")
-    names = _PLACES if is_gemma else _PLACES_OF_TWO
+    names = _PLACES if _is_gemma(layer) else _PLACES_OF_TWO
     found = {place: getattr(layer, name) for place, name in names.items()}
     if hasattr(layer.self_attn, "q_norm"):
         found |= {"of_queries": layer.self_attn.q_norm, "of_keys": layer.self_attn.k_norm}
     return found
 
 
+def _is_gemma(layer: Any) -> bool:
+    return hasattr(layer, "post_feedforward_layernorm")
+
+
 def tried(layer: WholeLayer, rows: Tensor, angles: Angles) -> Iterator[dict[str, Any]]:
-    """The inputs of a decode pass of `rows` [rows, 1, hidden], twice with equal caches."""
-    for _ in range(2):
+    """The inputs of a decode pass of `rows` [rows, 1, hidden], each time with an equal cache."""
+    while True:
         cache = KvCache()
         slots = [cache.open(_CAPACITY) for _ in range(len(rows))]
         cache.begin_decode(slots, [_POSITION] * len(rows), rows.device)
@@ -245,6 +359,19 @@ def tried(layer: WholeLayer, rows: Tensor, angles: Angles) -> Iterator[dict[str,
             "past_key_values": cache,
             "position_embeddings": angles,
         }
+
+
+@contextmanager
+def cut_everywhere(layer: WholeLayer) -> Iterator[None]:
+    """While open, the compiled call is cut wherever it may be."""
+    with ExitStack() as stack:
+        for cut in layer.cuts:
+            stack.callback(cut.hook(_nothing).remove)
+        yield
+
+
+def _nothing(*_: object) -> None:
+    """A hook that changes nothing."""
 
 
 def _joint(layer: nn.Module, count: int) -> Joint | None:

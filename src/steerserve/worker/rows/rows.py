@@ -137,10 +137,10 @@ class BatchRow:
         return any(part.attends_plainly for part in self.parts)
 
     @property
-    def reads_inside(self) -> bool:
-        """Whether a part reads sites inside layers in the coming pass."""
+    def reads_in_attention(self) -> bool:
+        """Whether a part reads queries, keys or values in the coming pass."""
         reads = [read for part in self.parts for read in part.reads_in_pass()]
-        return any(isinstance(read, SiteRead) and read.is_inside for read in reads)
+        return any(isinstance(read, SiteRead) and read.is_in_attention for read in reads)
 
     @property
     def logits_from(self) -> int | None:

@@ -77,12 +77,26 @@ class Replaced:
 @dataclass(frozen=True, slots=True)
 class Moved:
     """What is done to a value: all of `added` is added, one after the other. Then numbers are `replaced`, and `change`
-    [rows, T, width], in float32, is added with one rounding at the positions where it is not 0. The other positions
-    stay the same bits."""
+    [n, T, width], in float32, is added with one rounding at the positions where it is not 0. The other positions stay
+    the same bits. `rows` [n] are the rows of which `change` and `replaced` are; None for all rows."""
 
     added: Sequence[Tensor | RowDeltas]
     change: Tensor | None
     replaced: Replaced | None = None
+    rows: Tensor | None = None
+
+    def of_all_rows(self, count: int) -> Moved:
+        """The same for all rows of a value of so many rows."""
+        rows, change, replaced = self.rows, self.change, self.replaced
+        if rows is None or change is None:
+            return self
+
+        def spread(some: Tensor) -> Tensor:
+            return some.new_zeros(count, *some.shape[1:]).index_copy_(0, rows, some)
+
+        if replaced is not None:
+            replaced = Replaced(spread(replaced.places), spread(replaced.values))
+        return Moved(self.added, spread(change), replaced)
 
 
 Change = Tensor | RowDeltas | Moved | None
@@ -211,18 +225,27 @@ class Site:
                 added = self._added(added, one)
             if delta.change is None:
                 return added.view(tensor.shape)
-            change, base = delta.change.to(tensor.device), added.float()
-            is_edited = change.ne(0).any(-1, keepdim=True)
-            if (replaced := delta.replaced) is not None:
-                is_edited = is_edited | replaced.places.any(-1, keepdim=True)
-                if self.scale == 1.0 and not self.has_residual:
-                    base = torch.where(replaced.places, replaced.values, base)
-                else:
-                    change = change + replaced.change_of(value)
-            moved = change if self.scale == 1.0 else change / self.scale
-            edited = (base + moved).to(tensor.dtype)
-            return torch.where(is_edited, edited, added).view(tensor.shape)
+            if delta.rows is None:
+                return self._edited(added, value, delta, None).view(tensor.shape)
+            rows = delta.rows.to(tensor.device)
+            edited = self._edited(added[rows], value, delta, rows)
+            return added.index_copy(0, rows, edited).view(tensor.shape)
         return self._added(shaped, delta).view(tensor.shape)
+
+    def _edited(self, added: Tensor, value: Tensor, moved: Moved, rows: Tensor | None) -> Tensor:
+        """Those rows [n, T, width] of the tensor of the site that may be edited: edited where they are. `value` has all
+        rows."""
+        assert moved.change is not None
+        change, base = moved.change.to(added.device), added.float()
+        is_edited = change.ne(0).any(-1, keepdim=True)
+        if (replaced := moved.replaced) is not None:
+            is_edited = is_edited | replaced.places.any(-1, keepdim=True)
+            if self.scale == 1.0 and not self.has_residual:
+                base = torch.where(replaced.places, replaced.values, base)
+            else:
+                change = change + replaced.change_of(value if rows is None else value[rows])
+        change = change if self.scale == 1.0 else change / self.scale
+        return torch.where(is_edited, (base + change).to(added.dtype), added)
 
     def _added(self, shaped: Tensor, delta: Tensor | RowDeltas) -> Tensor:
         """The tensor of the site with a delta of its value."""

@@ -42,6 +42,7 @@ __all__ = (
     "Part",
     "Pass",
     "Prompts",
+    "Step",
     "Weight",
     "found",
     "kernels",
@@ -58,13 +59,28 @@ _ARGUMENTS = {
     "attend": "pi",
     "attend_prompts": "pi",
     "peak": "pnnnppppi",
-    "run_layer": "ppppi",
+    "run_layer": "ppppiii",
     "draw": "pnpni",
     "figures": "pi",
 }
 """The arguments of each function: pointers, numbers of 64 bits, floats, and integers of 32 bits."""
 _WORK = 1 << 18
 """Numbers of work below which a second thread would take longer to begin than to help."""
+
+
+class Step(IntEnum):
+    """The steps of a decoder layer in `layers.h`, each with what it makes; behind the last one, the layer is done."""
+
+    HEADS = 0
+    ATTENDED = 1
+    NORMED_ATTENTION = 2
+    ADDED_ATTENTION = 3
+    MLP_INPUT = 4
+    NEURONS = 5
+    MLP = 6
+    NORMED_MLP = 7
+    ADDED_MLP = 8
+    DONE = 9
 
 
 class Activation(IntEnum):
@@ -181,13 +197,20 @@ class Kernels:
         )
         return out
 
-    def run_layer(self, layer: Layer, of: Pass, rows: Tensor, threads: int) -> Tensor:
-        """The rows [rows, 1, hidden] of a decode pass after a decoder layer. All in bfloat16."""
-        out = torch.empty_like(rows)
+    def run_layer(
+        self, layer: Layer, of: Pass, rows: Tensor, out: Tensor, steps: range, threads: int
+    ) -> None:
+        """Take these steps of a decoder layer in a decode pass of `rows` [rows, 1, hidden], in bfloat16. After the last
+        step, `out` has the rows behind the layer."""
         self._run_layer(
-            ctypes.byref(layer), ctypes.byref(of), rows.data_ptr(), out.data_ptr(), threads
+            ctypes.byref(layer),
+            ctypes.byref(of),
+            rows.data_ptr(),
+            out.data_ptr(),
+            steps.start,
+            steps.stop,
+            threads,
         )
-        return out
 
     def may_attend(self, dtype: torch.dtype, dim: int) -> bool:
         """Whether heads of so many numbers can be attended."""

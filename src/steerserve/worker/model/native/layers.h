@@ -41,6 +41,14 @@ inline void add(const bfloat16* from, bfloat16* to, int64_t size) {
     for (int64_t at = 0; at < size; at += LANES) store(to + at, load(to + at) + load(from + at));
 }
 
+// What a call does of a layer: its steps from `first` up to `last`, so that the host may change a value between two
+// calls.
+enum Step : int { HEADS, ATTENDED, NORMED_ATTENTION, ADDED_ATTENTION, MLP_INPUT, NEURONS, MLP, NORMED_MLP, ADDED_MLP };
+struct Steps {
+    int first, last;
+    bool have(int step) const { return first <= step && step < last; }
+};
+
 // Multiplies the rows that lie in `wide`, and adds `residual` where there is one.
 inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* residual, bfloat16* out,
                             const Team::Turn& turn) {
@@ -55,15 +63,28 @@ inline void multiply_shared(const Pass& pass, const Weight& by, const bfloat16* 
     });
 }
 
-// As above, with `residual` added to what the norm makes of the products, where there is a norm.
+// Three steps from `step` on: multiplies as above, normalises the products where there is a norm, and adds `residual`.
 inline void multiply_residual(const Pass& pass, const Weight& by, const Norm<bfloat16>& norm, const bfloat16* residual,
-                              bfloat16* out, const Team::Turn& turn) {
-    multiply_shared(pass, by, norm.weight ? nullptr : residual, out, turn);
-    if (!norm.weight) return;
+                              bfloat16* out, Steps steps, int step, const Team::Turn& turn) {
+    const bool is_multiplied = steps.have(step), is_normed = norm.weight && steps.have(step + 1);
+    bool is_added = steps.have(step + 2);
+    if (is_multiplied) {
+        const bool is_joint = is_added && !norm.weight;
+        multiply_shared(pass, by, is_joint ? residual : nullptr, out, turn);
+        is_added = is_added && !is_joint;
+    }
+    if (!is_normed && !is_added) return;
     Team::own().share(turn, pass.count, [&](int64_t row) {
         bfloat16* own = out + row * by.width;
-        normalise(own, norm, own, by.width);
-        add(residual + row * by.width, own, by.width);
+        if (is_normed) normalise(own, norm, own, by.width);
+        if (is_added) add(residual + row * by.width, own, by.width);
+    });
+}
+
+// Puts rows of `size` numbers, one of which begins every `step` numbers, where they are multiplied.
+inline void spread_shared(const Pass& pass, const bfloat16* rows, int64_t size, int64_t step, const Team::Turn& turn) {
+    Team::own().share(turn, pass.count, [&](int64_t row) {
+        spread(rows + row * step, size, lane(pass.wide, row, pass.count, size), 0);
     });
 }
 
@@ -101,24 +122,34 @@ inline void attend_shared(const Layer& layer, const Pass& pass, const Team::Turn
     });
 }
 
-void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, int threads) {
+// A call that ends before the MLP's last product leaves the neurons in the first half of each row of `products`. A call
+// that begins in the middle reads what the call before it left, and what the host has put in its place.
+void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloat16* out, Steps steps, int threads) {
     const Team::Turn turn(threads);
-    const int64_t hidden = layer.down.width, width = layer.down.size;
-    normalise_shared(pass, rows, layer.before_attention, hidden, turn);
-    multiply_shared(pass, layer.projected, nullptr, pass.products, turn);
-    attend_shared(layer, pass, turn);
-    multiply_residual(pass, layer.attended, layer.after_attention, rows, pass.middle, turn);
-    normalise_shared(pass, pass.middle, layer.before_mlp, hidden, turn);
-    multiply_shared(pass, layer.gated, nullptr, pass.products, turn);
-    const int64_t size = 32 * LANES, pieces = (width + size - 1) / size;
-    Team::own().share(turn, pass.count * pieces, [&](int64_t n) {
-        const int64_t row = n / pieces, first = n % pieces * size, count = width - first;
-        bfloat16 found[size], *gates = pass.products + row * 2 * width + first;
-        const int64_t own = count < size ? count : size;
-        gate(gates, gates + width, found, own, layer.activation);
-        spread(found, own, lane(pass.wide, row, pass.count, width), first);
-    });
-    multiply_residual(pass, layer.down, layer.after_mlp, pass.middle, out, turn);
+    const int64_t hidden = layer.down.width, width = layer.down.size, heads = layer.attended.size;
+    if (steps.have(HEADS)) {
+        normalise_shared(pass, rows, layer.before_attention, hidden, turn);
+        multiply_shared(pass, layer.projected, nullptr, pass.products, turn);
+        attend_shared(layer, pass, turn);
+    }
+    if (steps.first == ATTENDED) spread_shared(pass, pass.heads, heads, heads, turn);
+    multiply_residual(pass, layer.attended, layer.after_attention, rows, pass.middle, steps, ATTENDED, turn);
+    if (steps.have(MLP_INPUT)) normalise_shared(pass, pass.middle, layer.before_mlp, hidden, turn);
+    if (steps.first == NEURONS) spread_shared(pass, pass.normalised, hidden, hidden, turn);
+    if (steps.have(NEURONS)) {
+        multiply_shared(pass, layer.gated, nullptr, pass.products, turn);
+        const int64_t size = 32 * LANES, pieces = (width + size - 1) / size;
+        Team::own().share(turn, pass.count * pieces, [&](int64_t n) {
+            const int64_t row = n / pieces, first = n % pieces * size, count = width - first;
+            bfloat16 found[size], *gates = pass.products + row * 2 * width + first;
+            const int64_t own = count < size ? count : size;
+            gate(gates, gates + width, found, own, layer.activation);
+            spread(found, own, lane(pass.wide, row, pass.count, width), first);
+            if (steps.last == MLP) std::memcpy(gates, found, own * sizeof *found);
+        });
+    }
+    if (steps.first == MLP) spread_shared(pass, pass.products, width, 2 * width, turn);
+    multiply_residual(pass, layer.down, layer.after_mlp, pass.middle, out, steps, MLP, turn);
 }
 
 }  // namespace

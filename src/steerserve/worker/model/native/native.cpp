@@ -45,8 +45,9 @@ void attend_prompts_half(const void* of, int threads) { attend_prompts((const Pr
 void attend_prompts_single(const void* of, int threads) { attend_prompts((const Prompts<float>*)of, threads); }
 void attend_half(const void* of, int threads) { attend_all((const Heads<bfloat16>*)of, threads); }
 void attend_single(const void* of, int threads) { attend_all((const Heads<float>*)of, threads); }
-void run_layer_half(const void* layer, const void* pass, const void* rows, void* out, int threads) {
-    run_layer(*(const Layer*)layer, *(const Pass*)pass, (const bfloat16*)rows, (bfloat16*)out, threads);
+void run_layer_half(const void* layer, const void* pass, const void* rows, void* out, int first, int last,
+                    int threads) {
+    run_layer(*(const Layer*)layer, *(const Pass*)pass, (const bfloat16*)rows, (bfloat16*)out, {first, last}, threads);
 }
 void peak_half(const void* rows, int64_t step, int64_t count, int64_t size, const float* temperatures, float* peaks,
                int64_t* tokens, float* scaled, int threads) {
