@@ -339,7 +339,7 @@ def test_a_cancelled_job_leaves_what_it_has_written(
     live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, "PART", 8)
-    texts = TEXTS[:2] * 400
+    texts = TEXTS[:2] * 100
     expected = capture(live, texts=texts)
     path = folder(live, expected["id"], tmp_path / "whole")
     live.data("DELETE", f"{PATH}/{expected['id']}")
