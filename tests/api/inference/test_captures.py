@@ -217,6 +217,20 @@ def test_edits_of_the_request_change_what_is_captured(live: Running, tmp_path: P
     assert np.array_equal(steered[before], plain[before])
 
 
+def test_an_edit_of_a_capture_reads_its_source_in_another_text(
+    live: Running, tmp_path: Path
+) -> None:
+    sites = [{"site": "resid_post", "layers": [1]}]
+    source = {"text": "The sea", "positions": {"prompt_positions": [-1]}}
+    edits = {"edits": [{"op": "replace", "layer": 1, "source": source}]}
+    read = capture(live, sites=sites, texts=["The sea"], positions="last")
+    made = capture(live, name="edited", sites=sites, texts=[TEXTS[0]], interventions=edits)
+    (value,) = tensors(folder(live, read["id"], tmp_path / "read"))["resid_post.1"]
+    rows = tensors(folder(live, made["id"], tmp_path / "made"))["resid_post.1"]
+    assert len(rows) > 1
+    np.testing.assert_allclose(rows, np.broadcast_to(value, rows.shape), rtol=2e-2, atol=2e-2)
+
+
 def test_ranges_of_files_are_honoured(live: Running) -> None:
     made = capture(live)
     path = f"{PATH}/{made['id']}/files/shard-00000.safetensors"

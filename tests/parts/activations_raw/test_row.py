@@ -17,6 +17,7 @@ from steerserve.messages import Overlay, Piece, Plan, Scored, Suppressed
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawChunk, RawReads, RawSite
 from steerserve.rules.saes.sites import ORDER, RESID_POST
 from steerserve.rules.steering.positions import ALL, Positions, Selection
+from steerserve.worker.batch import prefix
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import sites as worker_sites
 from tests.worker.running import Bench, generated, hooked, random_sae, site_of, words
@@ -162,9 +163,11 @@ def test_values_before_and_after_the_edits_of_the_site(
     ids=lambda value: "" if isinstance(value, Positions) else str(list(value)),
 )
 def test_only_the_positions_that_are_named_are_read(
-    llama: Checkpoint, positions: Positions, expected: Sequence[int]
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, positions: Positions, expected: Sequence[int]
 ) -> None:
-    bench, ids = Bench(llama, prefix_tokens=256), list(range(5, 25))
+    """Also those that a kept beginning of the prompt would skip."""
+    monkeypatch.setattr(prefix, "LEAST", 8)
+    bench, ids = Bench(loaded("llama_wide"), prefix_tokens=256), list(range(5, 25))
     first = bench.ask(1, "", ids=ids, max_tokens=6, raw=reads((RESID_POST, 1)))
     bench.run()
     answer = bench.ask(

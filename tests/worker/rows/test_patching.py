@@ -155,6 +155,23 @@ def test_each_patch_equals_a_hook(opened: Open, variant: str) -> None:
     assert found.noise == near([found.corrupt] * len(cells[::5]))
 
 
+def test_the_last_mlp_runs_at_the_last_position_only(opened: Open) -> None:
+    model = opened("llama")
+    base, source = texts(model)
+    seen: list[tuple[int, int]] = []
+    layers: Any = model.model.model.layers
+    hook = layers[-1].mlp.down_proj.register_forward_hook(
+        lambda _, args, __: seen.append(tuple(args[0].shape[:2]))
+    )
+    cells = [Cell(RESID_PRE, 0, (2,)), Cell(RESID_POST, 0, (2,)), Cell(EMBED, 0, (2,))]
+    try:
+        swept(model, base, source, cells=cells)
+    finally:
+        hook.remove()
+    assert (3, 1) in seen
+    assert all(runs == 1 for runs, tokens in seen if tokens > 1)
+
+
 def test_runs_in_small_parts_give_the_same_figures(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

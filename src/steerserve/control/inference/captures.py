@@ -323,6 +323,7 @@ class Captures:
         if asked.steering is None:
             return _Begun(asked, resident, reads, m.Suppressed(), [], is_located), None
         own = await self._parts.with_vectors(asked.steering)
+        own = await self._parts.with_sources(own, resident, KIND)
         model = facts_of(resident, await self._parts.largest(own, attached))
         values, edits = ladder.at(placed(own, attached, model), 1.0)
         keys = {*values, *(key for edit in edits for key in edit.keys)}

@@ -26,7 +26,6 @@ from steerserve.rules.inference import patches as rules
 from steerserve.rules.inference.patches import Cell, Direction, Metric, MetricKind, Patches, Sweep
 from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.models import architecture
-from steerserve.rules.saes import sites
 from steerserve.settings import Settings
 
 KIND = "patches"
@@ -123,9 +122,8 @@ class PatchSweeps:
         sweep = Sweep(
             asked.sites, asked.layers, asked.positions, asked.has_heads, pairs, base.count
         )
-        most, heads = self._settings.patches_max_tokens, sites.heads(facts.sites)
-        rules.check_sweep(sweep, facts.layers, facts.site_widths, heads, most)
-        cells = await asyncio.to_thread(rules.cells_of, sweep, facts.layers, heads)
+        rules.check_sweep(sweep, facts.layers, facts.sites, self._settings.patches_max_tokens)
+        cells = await asyncio.to_thread(rules.cells_of, sweep, facts.sites)
         noise = rules.noise_cells(cells, asked.noise_repeats)
         begun = _Begun(asked, resident, metric, cells, noise, pairs, base, source)
         return self._jobs.start(KIND, partial(self._run, begun))

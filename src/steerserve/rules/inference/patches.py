@@ -15,7 +15,8 @@ from msgspec import UNSET, UnsetType
 from steerserve.errors import Refusal
 from steerserve.rules.bounds import PATCH_CELLS
 from steerserve.rules.form import Form
-from steerserve.rules.saes.sites import EMBED, RESID_POST
+from steerserve.rules.saes import sites
+from steerserve.rules.saes.sites import EMBED, RESID_POST, ModelSite
 
 Direction = Literal["denoise", "noise"]
 """`denoise` puts values of the clean text into the corrupt one, `noise` the other way round."""
@@ -124,19 +125,18 @@ def paired(
     return found
 
 
-def check_sweep(
-    sweep: Sweep, layers: int, widths: Mapping[str, int], heads: Mapping[str, int], most: int
-) -> None:
+def check_sweep(sweep: Sweep, layers: int, known: Sequence[ModelSite], most: int) -> None:
     """Check a sweep for a model with so many layers, and with these sites.
 
     Raises:
         Refusal: INVALID_PARAMETER for a site, a layer or heads that the model does not have, and for more than `most`
             cells times tokens.
     """
-    _check_sites(sweep, widths, heads)
-    _check_layers(sweep, layers)
+    heads, at = sites.heads(known), sites.layers_of(known)
+    _check_sites(sweep, sites.widths(known), heads)
+    _check_layers(sweep, layers, at)
     places = sum(
-        len(_layers(sweep, site, layers)) * (heads[site] if sweep.has_heads else 1)
+        len(_layers(sweep, site, at)) * (heads[site] if sweep.has_heads else 1)
         for site in sweep.sites
     )
     groups = sweep.groups
@@ -152,18 +152,19 @@ def check_sweep(
         raise _refused("positions", why, **counts)
 
 
-def cells_of(sweep: Sweep, layers: int, heads: Mapping[str, int]) -> list[Cell]:
-    """The cells of a sweep: site by site, layer by layer, head by head, in the order of the positions.
+def cells_of(sweep: Sweep, known: Sequence[ModelSite]) -> list[Cell]:
+    """The cells of a sweep, for a model with these sites: site by site, layer by layer, head by head, in the order of
+    the positions.
 
     Raises:
         Refusal: INVALID_PARAMETER for a position that the text does not have, or that has no pair.
     """
-    groups = _groups(sweep)
+    groups, heads, at = _groups(sweep), sites.heads(known), sites.layers_of(known)
     return [
         Cell(site, layer, group, head)
         for site in sweep.sites
         for layer, head, group in product(
-            _layers(sweep, site, layers),
+            _layers(sweep, site, at),
             range(heads[site]) if sweep.has_heads else (None,),
             groups,
         )
@@ -203,11 +204,10 @@ def described(
     )
 
 
-def _layers(sweep: Sweep, site: str, layers: int) -> Sequence[int]:
-    """The layers at which a site is patched. The embedding is at layer 0."""
-    if site == EMBED:
-        return (0,)
-    return range(layers) if sweep.layers == "all" else sweep.layers
+def _layers(sweep: Sweep, site: str, at: Mapping[str, Sequence[int]]) -> Sequence[int]:
+    """The layers at which a site is patched: all that have it, or those that are asked for. The embedding is at layer
+    0."""
+    return at[site] if site == EMBED or sweep.layers == "all" else sweep.layers
 
 
 def _groups(sweep: Sweep) -> list[tuple[int, ...]]:
@@ -258,7 +258,7 @@ def _check_sites(sweep: Sweep, widths: Mapping[str, int], heads: Mapping[str, in
             raise _refused("heads", why, site=site)
 
 
-def _check_layers(sweep: Sweep, layers: int) -> None:
+def _check_layers(sweep: Sweep, layers: int, at: Mapping[str, Sequence[int]]) -> None:
     if sweep.layers == "all":
         return
     for place, layer in enumerate(sweep.layers):
@@ -267,6 +267,11 @@ def _check_layers(sweep: Sweep, layers: int) -> None:
             raise _refused(f"layers[{place}]", why, layers=layers)
         if layer in sweep.layers[:place]:
             raise _refused(f"layers[{place}]", f"the layer {layer} is there twice")
+        for site in sweep.sites:
+            if site != EMBED and layer not in at[site]:
+                has = ", ".join(map(str, at[site]))
+                why = f"the model has no {site} at layer {layer}; it has it at {has}"
+                raise _refused(f"layers[{place}]", why, site=site, layers=list(at[site]))
 
 
 def _refused(where: str, why: str, **details: object) -> Refusal:

@@ -2,35 +2,36 @@
 
 A patched run differs from the run without a patch only behind the first patched layer, and from the first patched
 position on. So it begins there: with the stream of the run without a patch, and with that run's keys and values of the
-positions before. Runs that begin alike are read together, one layer in each part of the work, and the engine steps its
-batch between two parts. On a processor, the layers compute in float32 like those of attribution by gradients. Where the
-layers of an architecture cannot be run so, each patched run reads the whole text in a pass of the whole model.
+positions before. Its last MLP runs at the last position only. Runs that begin alike are read together, one layer in
+each part of the work, and the engine steps its batch between two parts. On a processor, the layers compute in float32
+like those of attribution by gradients. Where the layers of an architecture cannot be run so, each patched run reads the
+whole text in a pass of the whole model.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
 import structlog
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from steerserve.errors import Refusal
 from steerserve.messages import Patch, Patched, Refused
 from steerserve.rules.inference.patches import Cell, Metric
-from steerserve.rules.saes.sites import EMBED, RESID_POST, RESID_PRE
+from steerserve.rules.saes.sites import EMBED, MLP_RAW, RESID_POST, RESID_PRE
 from steerserve.worker import memory
 from steerserve.worker.model import plain, truth
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.comparing import OTHER_FORM
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.rows.goals import NOT_FINITE, StateReading
-from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, WideLayer, joined
+from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, WideLayer, joined, standing_in
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.sites import AtSite, Change, Moved, Replaced, Site, find
 
@@ -313,6 +314,7 @@ class ByLayer(Runs):
         unembedding: Unembedding,
     ) -> None:
         super().__init__(model, texts, sites)
+        self._last_mlp: nn.Module | None = None
         self._runs = LayerRuns(model)
         self._runs.prepare()
         self._layers = len(self._runs.layers)
@@ -322,6 +324,8 @@ class ByLayer(Runs):
         self._at_once = _tokens_at_once(model)
         self._is_wide = model.device.type == "cpu" and model.dtype != torch.float32
         self._wide: dict[int, WideLayer] = {}
+        with suppress(Refusal):
+            self._last_mlp = find(model.model, self._layers, MLP_RAW, self._layers - 1).module
         self._blocks: dict[tuple[int, int], Block] = {}
 
     def read(self) -> Parts[Tensor]:
@@ -438,7 +442,7 @@ class ByLayer(Runs):
         outs = []
         size = max(1, self._at_once // (len(self.texts[0]) - group.first))
         for run in range(0, len(group.stream), size):
-            hooks = partial(self._writing, inner, run)
+            hooks = partial(self._writing, layer, inner, run)
             part = group.stream[run : run + size]
             out, _ = yield from self._through(
                 layer, self.texts[0], group.first, part, before, hooks
@@ -513,10 +517,13 @@ class ByLayer(Runs):
         return stack
 
     def _writing(
-        self, inner: Mapping[Place, list[tuple[int, Writing]]], run: int, start: int
+        self, layer: int, inner: Mapping[Place, list[tuple[int, Writing]]], run: int, start: int
     ) -> ExitStack:
-        """While open, patches are written to sites, in a pass over the runs from `run` on."""
+        """While open, patches are written to sites of a layer, in a pass over the runs from `run` on. Behind the last
+        layer only the last position is needed."""
         stack = ExitStack()
+        if layer == self._layers - 1 and self._last_mlp is not None and not inner:
+            stack.enter_context(_at_the_end(self._last_mlp))
         for place, ones in inner.items():
             some = [(number - run, one) for number, one in ones]
             stack.callback(self.sites[place].hook(_write(some, start)).remove)
@@ -560,6 +567,23 @@ class Whole(Runs):
             inputs: dict[str, Any] = plain.whole(model.model, tokens)
             out, _ = model.call(pick=(torch.arange(runs), last), **inputs)
         return cast(Tensor, out.logits[:, -1].float().to(model.device))
+
+
+def _at_the_end(mlp: nn.Module) -> AbstractContextManager[None]:
+    """While open, an MLP computes the last position only, and gives 0 at the others. One that is given more than its
+    input [runs, T, hidden] computes all."""
+    before = vars(mlp).get("forward")
+
+    def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        own = before or partial(type(mlp).forward, mlp)
+        if args or kwargs or hidden.dim() < 3:
+            return own(hidden, *args, **kwargs)
+        out = own(hidden[:, -1:])
+        last, *others = out if isinstance(out, tuple) else (out,)
+        every = torch.cat([torch.zeros_like(hidden[:, 1:]), last], 1)
+        return (every, *others) if others else every
+
+    return standing_in(mlp, forward)
 
 
 def _copy_to(parts: list[Tensor]) -> AtSite:
