@@ -165,6 +165,29 @@ def test_live_interventions_and_profiles_replace_for_everyone(
     intervened.data("DELETE", where)
 
 
+def test_a_source_is_read_without_the_live_steering(intervened: Running) -> None:
+    put = {**PUT, "positions": {"prompt_positions": [-1]}}
+    expected = site(intervened, 2, body(put))
+    live = {"op": "add", "feature": {"index": 7}, "value": 50}
+    intervened.data("PUT", "/api/interventions", {"edits": [live]})
+    assert site(intervened, 2, body()) != expected
+    assert site(intervened, 2, body(put)) == expected
+
+
+def test_a_conversation_is_a_source(steered: Running) -> None:
+    messages = [{"role": "user", "content": "A whale swam near"}]
+    put = {**PUT, "source": {"messages": messages, "positions": "last_prompt"}}
+    sites = [{"site": "resid_post", "layers": [2]}]
+    read = {"sites": sites, "positions": "last_prompt", "encoding": "list"}
+    asked = {"model": demo.MODEL_NAME, "messages": messages, "max_tokens": 1}
+    answers = [
+        steered.post(CHAT, asked | {"return_activations_raw": read}),
+        steered.post(TEXT, body(put, return_activations_raw=read)),
+    ]
+    (own,), (found,) = (one.json()["service"]["activations_raw"] for one in answers)
+    assert found["data"] == own["data"]
+
+
 @pytest.mark.parametrize(
     ("edit", "status", "code", "where"),
     [
