@@ -135,13 +135,13 @@ def test_the_next_layers_read_what_was_written(llama: Checkpoint) -> None:
     torch.testing.assert_close(after[: len(IDS)], found[0].float(), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("way", [0.25, 1.0, 1.5])
-def test_a_part_of_the_way_is_gone(llama: Checkpoint, way: float) -> None:
+@pytest.mark.parametrize(("way", "strength"), [(0.25, 1.0), (1.0, 1.0), (1.5, 1.0), (0.5, 1.5)])
+def test_a_part_of_the_way_is_gone(llama: Checkpoint, way: float, strength: float) -> None:
     wanted = source(site_of(llama, 1).width)
-    where = at(4)
+    edit = replaced(wanted, way=way, positions=at(4), strength=strength)
     (before,) = values_of(llama, [], (RESID_POST, 1))
-    (after,) = values_of(llama, [replaced(wanted, way=way, positions=where)], (RESID_POST, 1))
-    expected = before[4] + way * (wanted[0] - before[4])
+    (after,) = values_of(llama, [edit], (RESID_POST, 1))
+    expected = before[4] + strength * way * (wanted[0] - before[4])
     torch.testing.assert_close(after[4], expected, rtol=2**-7, atol=2**-7)
 
 
