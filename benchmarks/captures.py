@@ -1,8 +1,8 @@
 """What a capture costs beside plain prefill: `python -m benchmarks.captures [--tokens N]`.
 
-SmolLM2-135M-Instruct reads contexts of 512 tokens of the Brown corpus over HTTP, in turns: as scoring requests of
-eight prompts, which is plain prefill; and as a capture of the residual stream at four layers, the last one among them, so that
-no layer is left out. Both read the same tokens, and no others.
+SmolLM2-135M-Instruct reads contexts of 512 tokens of the Brown corpus over HTTP, in turns: as scoring requests of eight
+prompts, which is plain prefill; and as a capture of the residual stream at four layers, the last one among them, so
+that no layer is left out. Both read the same tokens, and no others.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The sweep patches the residual stream after each layer of SmolLM2-135M-Instruct at each of 60 positions, over HTTP. The
 library's model does the same in batches of 16 with a hook at each row's layer and position, and computes the logits of
 all positions. One batch is timed in float32 and in bfloat16. All batches then run in float32, and in bfloat16 too where
-that was faster; the faster type counts. With `--every N` each N-th
-batch is run, and the time of all is extrapolated. Both run on two threads, one after the other.
+that was faster; the faster type counts. With `--every N` each N-th batch is run, and the time of all is extrapolated.
+Both run on two threads, one after the other.
 
 The figures of some cells are compared with those of the hooks in float32.
 """

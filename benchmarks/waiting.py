@@ -28,7 +28,7 @@ POLICIES: dict[str, dict[str, str]] = {
     "the library's own": {"GOMP_SPINCOUNT": "300000"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
-"""What each policy sets in the environment. By itself the library spins for some milliseconds."""
+"""What each policy sets in the environment. By itself the library spins 300,000 times, which is some milliseconds."""
 
 ROWS = (1, 8, 32)
 STEPS = 24

@@ -72,18 +72,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-FROZEN_EACH = 8
+FREEZES_EACH = 8
+"""What earlier tests have left is frozen once in so many modules."""
 MODULES = pytest.StashKey[set[str]]()
-"""The modules of which tests have run."""
+"""The modules whose tests have begun."""
 
 
-def freeze_garbage(item: pytest.Item) -> None:
-    """At the first test of each eighth module: let no collection of garbage look through what earlier tests have left.
-    The engine collects garbage when memory runs out, and such tests took four times as long."""
+def freeze_left(item: pytest.Item) -> None:
+    """Let no collection of garbage look through what earlier tests have left. The engine collects garbage when memory
+    runs out, and such a test took longer the later it came."""
     modules = item.config.stash.setdefault(MODULES, set())
     if (module := item.nodeid.partition("::")[0]) not in modules:
         modules.add(module)
-        if len(modules) % FROZEN_EACH == 0:
+        if len(modules) % FREEZES_EACH == 0:
             gc.collect()
             gc.freeze()
 
@@ -133,7 +134,7 @@ ATTACHED = pytest.StashKey[tuple[Running, Any]]()
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Detach the SAE that `steered` left attached, before a test that does not ask for it."""
-    freeze_garbage(item)
+    freeze_left(item)
     kept = item.config.stash.get(ATTACHED, None)
     if kept is not None and "steered" not in getattr(item, "fixturenames", ()):
         del item.config.stash[ATTACHED]

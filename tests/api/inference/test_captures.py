@@ -225,6 +225,8 @@ def test_an_edit_of_a_capture_reads_its_source_in_another_text(
     edits = {"edits": [{"op": "replace", "layer": 1, "source": source}]}
     read = capture(live, sites=sites, texts=["The sea"], positions="last")
     made = capture(live, name="edited", sites=sites, texts=[TEXTS[0]], interventions=edits)
+    again = capture(live, name="again", sites=sites, texts=[TEXTS[0]], interventions=edits)
+    assert made["steering_state"] == again["steering_state"] is not None
     (value,) = tensors(folder(live, read["id"], tmp_path / "read"))["resid_post.1"]
     rows = tensors(folder(live, made["id"], tmp_path / "made"))["resid_post.1"]
     assert len(rows) > 1

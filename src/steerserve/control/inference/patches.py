@@ -32,8 +32,8 @@ KIND = "patches"
 FIRST_PRODUCTS = 10**12
 """The products of two numbers in whole passes over the cells of the first part of a sweep."""
 PART_SECONDS, BESIDE_SHARE = 16.0, 32
-"""About the seconds that the engine works for a part while no request runs; beside requests, for one part in so many of
-them. Each part reads both texts again, which takes it about half a second."""
+"""While no request runs, the engine works about so many seconds for a part of a sweep. Beside requests, this time is
+divided by the share. Each part reads both texts again, so that short parts take longer in all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,8 +205,8 @@ def described(
 
 
 def _layers(sweep: Sweep, site: str, at: Mapping[str, Sequence[int]]) -> Sequence[int]:
-    """The layers at which a site is patched: all that have it, or those that are asked for. The embedding is at layer
-    0."""
+    """The layers at which a site is patched. `at` has the layers of each site of the model. The embedding is at layer 0
+    alone."""
     return at[site] if site == EMBED or sweep.layers == "all" else sweep.layers
 
 

@@ -61,7 +61,8 @@ _CUTS = {
     Step.MLP: ("mlp", False),
     Step.NORMED_MLP: ("post_feedforward_layernorm", False),
 }
-"""The steps after which the compiled call may be cut: whose input or output they make, and whether it is the input."""
+"""The steps after which the compiled call may be cut. Each step makes the input or the output of a module: the path of
+the module, and whether it is the input."""
 
 _NORMED = (Step.NORMED_ATTENTION, Step.NORMED_MLP)
 """The steps that only layers of the Gemma form have."""
@@ -72,7 +73,8 @@ Angles = Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """A place in a layer, behind this step, where hooks of a module get its input or its output."""
+    """A place in a layer, behind this step, where hooks of a module get its input or its output. A hook of an output
+    gets no inputs, because the compiled call does not keep them."""
 
     step: Step
     module: nn.Module
@@ -218,7 +220,7 @@ class _Ready:
         self.threads = native.threads(count * layer.work)
 
     def value(self, step: Step, out: Tensor, neurons: int) -> Tensor:
-        """What this step has made [rows, 1, width], which the next one reads."""
+        """The result of a step [rows, 1, width]. The next step reads it from the same memory."""
         if step in (Step.MLP, Step.NORMED_MLP):
             return out
         if step not in self._views:

@@ -324,7 +324,7 @@ class ByLayer(Runs):
         self._at_once = _tokens_at_once(model)
         self._is_wide = model.device.type == "cpu" and model.dtype != torch.float32
         self._wide: dict[int, WideLayer] = {}
-        with suppress(Refusal):
+        with suppress(Refusal):  # a layer whose MLP is not known computes all positions
             self._last_mlp = find(model.model, self._layers, MLP_RAW, self._layers - 1).module
         self._blocks: dict[tuple[int, int], Block] = {}
 
@@ -570,8 +570,8 @@ class Whole(Runs):
 
 
 def _at_the_end(mlp: nn.Module) -> AbstractContextManager[None]:
-    """While open, an MLP computes the last position only, and gives 0 at the others. One that is given more than its
-    input [runs, T, hidden] computes all."""
+    """While open, an MLP computes the last position only, and gives 0 at the others. An MLP that gets more than its
+    input, or an input that is not [runs, T, hidden], computes all positions."""
     before = vars(mlp).get("forward")
 
     def forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -581,7 +581,7 @@ def _at_the_end(mlp: nn.Module) -> AbstractContextManager[None]:
         out = own(hidden[:, -1:])
         last, *others = out if isinstance(out, tuple) else (out,)
         every = torch.cat([torch.zeros_like(hidden[:, 1:]), last], 1)
-        return (every, *others) if others else every
+        return (every, *others) if isinstance(out, tuple) else every
 
     return standing_in(mlp, forward)
 

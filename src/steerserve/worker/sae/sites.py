@@ -86,7 +86,7 @@ class Moved:
     rows: Tensor | None = None
 
     def of_all_rows(self, count: int) -> Moved:
-        """The same for all rows of a value of so many rows."""
+        """The same edits for all of `count` rows: nothing is done to the rows that are not among `rows`."""
         rows, change, replaced = self.rows, self.change, self.replaced
         if rows is None or change is None:
             return self
@@ -233,8 +233,8 @@ class Site:
         return self._added(shaped, delta).view(tensor.shape)
 
     def _edited(self, added: Tensor, value: Tensor, moved: Moved, rows: Tensor | None) -> Tensor:
-        """Those rows [n, T, width] of the tensor of the site that may be edited: edited where they are. `value` has all
-        rows."""
+        """Edit rows `added` [n, T, width] of the tensor of the site. `rows` are their numbers in the pass; None for all
+        rows. `value` is the value of all rows of the pass."""
         assert moved.change is not None
         change, base = moved.change.to(added.device), added.float()
         is_edited = change.ne(0).any(-1, keepdim=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+from enum import IntEnum
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,7 @@ def test_a_library_is_of_all_its_sources_and_of_its_flags(
     (sources / "native.cpp").write_text('#include "one.h"\nextern "C" int one() { return ONE; }\n')
     monkeypatch.setattr(compiling, "SOURCES", sources)
     monkeypatch.setattr(structs, "TWINS", {})
+    monkeypatch.setattr(structs, "ENUMS", {})
 
     def one() -> int:
         return int(compiling.library().one())
@@ -119,6 +121,17 @@ def test_a_library_is_of_all_its_sources_and_of_its_flags(
     monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, "-DONE=3"))
     assert one() == 3
     assert len(list(folder.iterdir())) == 3
+
+
+@COMPILED
+def test_functions_are_not_used_where_python_counts_steps_in_another_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapped = IntEnum("swapped", {**structs.Step.__members__, "HEADS": 1, "ATTENDED": 0})
+    monkeypatch.setitem(structs.ENUMS, "Step", swapped)
+    found, why = loaded()
+    assert found is None
+    assert "Step.HEADS" in why
 
 
 @COMPILED

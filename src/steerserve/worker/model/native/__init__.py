@@ -28,6 +28,7 @@ from steerserve.worker.model.native.structs import (
     Part,
     Pass,
     Prompts,
+    Step,
     Weight,
 )
 
@@ -66,21 +67,6 @@ _ARGUMENTS = {
 """The arguments of each function: pointers, numbers of 64 bits, floats, and integers of 32 bits."""
 _WORK = 1 << 18
 """Numbers of work below which a second thread would take longer to begin than to help."""
-
-
-class Step(IntEnum):
-    """The steps of a decoder layer in `layers.h`, each with what it makes; behind the last one, the layer is done."""
-
-    HEADS = 0
-    ATTENDED = 1
-    NORMED_ATTENTION = 2
-    ADDED_ATTENTION = 3
-    MLP_INPUT = 4
-    NEURONS = 5
-    MLP = 6
-    NORMED_MLP = 7
-    ADDED_MLP = 8
-    DONE = 9
 
 
 class Activation(IntEnum):

@@ -43,7 +43,7 @@ inline void add(const bfloat16* from, bfloat16* to, int64_t size) {
 
 // What a call does of a layer: its steps from `first` up to `last`, so that the host may change a value between two
 // calls.
-enum Step : int { HEADS, ATTENDED, NORMED_ATTENTION, ADDED_ATTENTION, MLP_INPUT, NEURONS, MLP, NORMED_MLP, ADDED_MLP };
+enum Step : int { HEADS, ATTENDED, NORMED_ATTENTION, ADDED_ATTENTION, MLP_INPUT, NEURONS, MLP, NORMED_MLP, ADDED_MLP, DONE };
 struct Steps {
     int first, last;
     bool have(int step) const { return first <= step && step < last; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping
+from enum import IntEnum
 from typing import Any
 
 
@@ -120,6 +121,21 @@ class Prompts(ctypes.Structure):
     )
 
 
+class Step(IntEnum):
+    """The steps of a decoder layer in `layers.h`. Each has the name of its result; `DONE` is the end of the layer."""
+
+    HEADS = 0
+    ATTENDED = 1
+    NORMED_ATTENTION = 2
+    ADDED_ATTENTION = 3
+    MLP_INPUT = 4
+    NEURONS = 5
+    MLP = 6
+    NORMED_MLP = 7
+    ADDED_MLP = 8
+    DONE = 9
+
+
 TWINS: Mapping[str, type[ctypes.Structure]] = {
     "Norm<bfloat16>": Norm,
     "Heads<bfloat16>": Heads,
@@ -133,10 +149,16 @@ TWINS: Mapping[str, type[ctypes.Structure]] = {
 }
 """The structs by their names in C++. One with numbers of float32 has the fields of the one with bfloat16."""
 
+ENUMS: Mapping[str, type[IntEnum]] = {"Step": Step}
+"""The numbers with names, by the names of their types in C++."""
+
 
 def assertions() -> Iterator[str]:
     """Lines of C++ that compile only if each struct and each of its fields is as large there as here, and lies at the
-    same place."""
+    same place, and if each name of an enum has the same number."""
+    for name, numbers in ENUMS.items():
+        for one in numbers:
+            yield f'static_assert({name}::{one.name} == {one.value}, "{name}.{one.name}");'
     for name, struct in TWINS.items():
         yield f'static_assert(sizeof({name}) == {ctypes.sizeof(struct)}, "{name}");'
         for field, *_ in struct._fields_:
