@@ -87,14 +87,11 @@ class ReplicaProcesses:
     def all(self) -> list[psutil.Process]:
         group = []
         for process in psutil.process_iter():
+            # a process may end between two questions about it
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if (
-                    os.getpgid(process.pid) == self.process.pid
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
+                is_of_replica = process == self.actor or os.getpgid(process.pid) == self.process.pid
+                if is_of_replica and process.status() != psutil.STATUS_ZOMBIE:
                     group.append(process)
-        if self.actor.is_running() and self.actor.status() != psutil.STATUS_ZOMBIE:
-            group.append(self.actor)
         return group
 
     async def gone(self) -> None:

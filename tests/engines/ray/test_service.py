@@ -28,7 +28,11 @@ def test_the_service_serves_a_model_on_the_nodes_of_a_cluster(nodes: Nodes, tmp_
         model_id = load_demo(live)
         replicated = Replicated(live)
         victim = replicated.whole(2)["replicas"][0]
-        report = live.data("GET", "/api/health/gpus")
+        # the first survey starts a process on every node, and each answer waits 5 s for it
+        while "have not answered" in str(
+            (report := live.data("GET", "/api/health/gpus"))["nodes_reason"]
+        ):
+            pass
         assert report["nodes_reason"] is None
         assert len(report["nodes"]) == 3
         text = live.complete("One day", max_tokens=8, seed=7)["choices"][0]["text"]
