@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import struct
 from typing import Any
 
@@ -57,6 +58,32 @@ def test_a_stream_has_them_at_its_end(steered: Running, path: str) -> None:
     whole = steered.post(path, body).json()["service"]["activations_raw"]
     chunks = [one for one in steered.stream(path, body) if one != "[DONE]"]
     assert [one["service"]["activations_raw"] for one in chunks if "service" in one] == [whole]
+
+
+def test_a_streamed_response_has_them_in_its_last_event(steered: Running) -> None:
+    body = asked(RESPONSES, positions="output")
+    whole = steered.post(RESPONSES, body).json()["service"]["activations_raw"]
+    with steered.http.stream("POST", RESPONSES, json=body | {"stream": True}) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert [event["type"] for event in events if "activations_raw" in str(event)] == [
+        "response.incomplete"
+    ]
+    assert events[-1]["response"]["service"]["activations_raw"] == whole
+
+
+def test_more_than_a_request_may_have_is_refused_with_the_arithmetic(steered: Running) -> None:
+    """Before a token is made. The fifth of eight choices would be over the limit."""
+    body = asked(CHAT, [{"site": "logits"}], positions="output") | {"n": 8, "max_tokens": 1000}
+    status, error = steered.v1_error(CHAT, body)
+    assert (status, error["param"]) == (400, FIELD)
+    choice = 1001 * 2048 * 4
+    assert error["message"] == (
+        f"{FIELD}: up to 1001 positions x 2048 numbers x 4 bytes = {choice} bytes, and {4 * choice} bytes of the choices"
+        f" before it; at most {32 << 20} for a request (ACTIVATIONS_RAW_MAX_MB)"
+    )
+    half = body | {"max_tokens": 400, "stop": ["."]}
+    assert steered.post(CHAT, half).status_code == 200
 
 
 def test_choices_and_scoring_have_them_too(steered: Running) -> None:

@@ -28,6 +28,7 @@ MODEL = demo.MODEL_NAME
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 OVER = ("failed", "completed", "expired", "cancelled")
+RAW = {"sites": [{"site": "resid_post", "layers": [2]}], "positions": "last_prompt"}
 TELL = [{"role": "user", "content": "Tell me a story."}]
 
 
@@ -97,20 +98,23 @@ def test_every_line_is_answered_as_the_same_request_alone(
         chat("plain"),
         chat("steered", sae_steering=own),
         chat("other seed", temperature=1, seed=7),
+        chat("read", return_activations_raw=RAW),
         chat("refused", temperature=9),
     ]
     batch = ended(client, begun(client, lines))
     assert batch.status == "completed"
     assert batch.request_counts is not None
-    assert batch.request_counts.model_dump() == {"total": 4, "completed": 3, "failed": 1}
+    assert batch.request_counts.model_dump() == {"total": 5, "completed": 4, "failed": 1}
     assert batch.model == MODEL
     answers = read(client, batch.output_file_id)
-    assert [line["custom_id"] for line in answers] == ["plain", "steered", "other seed"]
+    assert [line["custom_id"] for line in answers] == ["plain", "steered", "other seed", "read"]
     for line, sent in zip(answers, lines, strict=False):
         assert line["error"] is None
         assert line["response"]["status_code"] == 200
         alone = steered.post(CHAT, sent["body"]).json()
         assert line["response"]["body"]["choices"] == alone["choices"]
+        assert line["response"]["body"].get("service") == alone.get("service")
+    assert answers[-1]["response"]["body"]["service"]["activations_raw"]
     assert answers[0]["response"]["body"]["choices"] != answers[1]["response"]["body"]["choices"]
     usage = [line["response"]["body"]["usage"] for line in answers]
     assert batch.usage is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from steerserve import demo
+from steerserve.rules import bounds
 from tests.service import Running
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -53,6 +56,28 @@ def test_the_site_has_the_value_of_the_other_text_and_the_answer_follows(
     at = entry["first"]
     assert site(steered, 2, body(PUT))[at] == site(steered, 2, source)[-1]
     assert site(steered, 2, body(PUT))[at - 1] == site(steered, 2, body())[at - 1]
+
+
+def test_a_vector_is_the_value_itself(steered: Running) -> None:
+    numbers = [float(number % 7 - 3) for number in range(192)]
+    data = base64.b64encode(struct.pack("<192f", *numbers)).decode()
+    put = {"op": "replace", "vector": {"layer": 2, "data": data}, "positions": "last_prompt"}
+    last = len(steered.data("POST", "/api/tokenize", {"text": PROMPT})["ids"]) - 1
+    assert site(steered, 2, body(put))[last] == numbers
+    # half of the way from what stood there
+    half = site(steered, 2, body({**put, "value": 0.5}))[last]
+    own = site(steered, 2, body())[last]
+    middle = [(one + other) / 2 for one, other in zip(numbers, own, strict=True)]
+    np.testing.assert_allclose(half, middle, rtol=1e-2, atol=1e-2)
+
+
+def test_a_comparison_has_it_on_one_side(steered: Running) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 8, "interventions": {"edits": [PUT]}}
+    sides = steered.data("POST", "/api/compare", asked)["sides"]
+    # in a batch of as many rows, because their number changes the last bits of the logits
+    pair = [body(*edits, prompt=[PROMPT] * 2) for edits in ((), (PUT,))]
+    assert [side["text"] for side in sides] == [text(steered.post(TEXT, one)) for one in pair]
+    assert sides[0]["text"] != sides[1]["text"]
 
 
 def test_a_text_in_the_place_of_itself_changes_nothing(steered: Running, plain: str) -> None:
@@ -222,6 +247,21 @@ def test_too_many_texts_are_refused(steered: Running) -> None:
     status, error = steered.v1_error(TEXT, body(*edits))
     assert (status, error["code"]) == (422, "too_many_edits")
     assert "17 sources of text; at most 16" in error["message"]
+
+
+def test_texts_of_too_many_tokens_are_refused(
+    steered: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["A whale swam near", "The king sat on the throne"]
+    edits = [{**PUT, "source": {**SOURCE, "text": one}} for one in texts]
+    first, second = (len(steered.data("POST", "/api/tokenize", {"text": t})["ids"]) for t in texts)
+    monkeypatch.setattr(bounds, "EDIT_SOURCE_TOKENS", first + second)
+    assert steered.post(TEXT, body(*edits)).status_code == 200
+    monkeypatch.setattr(bounds, "EDIT_SOURCE_TOKENS", first + second - 1)
+    status, error = steered.v1_error(TEXT, body(*edits))
+    assert (status, error["code"]) == (422, "too_many_edits")
+    assert error["param"] == "interventions.edits[1].source"
+    assert f"{first + second} tokens" in error["message"]
 
 
 def test_a_job_that_places_edits_itself_refuses_a_source(steered: Running) -> None:

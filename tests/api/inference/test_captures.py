@@ -25,6 +25,7 @@ from steerserve import demo
 from steerserve.control.inference import captures as owner
 from steerserve.files import captures as files
 from tests.conftest import Start
+from tests.loopback_hub import LoopbackHub
 from tests.service import Running, load_demo, running
 
 PATH = "/api/captures"
@@ -554,6 +555,26 @@ def test_a_file_and_a_corpus_are_read(live: Running, tmp_path: Path) -> None:
     lines = index(folder(live, made["id"], tmp_path / "corpus"))
     assert [one["token"] for one in lines] == [one["token"] for one in expected]
     live.data("DELETE", f"/api/corpora/{corpus['id']}")
+
+
+def test_a_file_of_the_hub_is_read_and_its_token_is_kept_nowhere(start: Start) -> None:
+    token = "hf_SentinelTokenThatNobodyElseMaySee"
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in TEXTS).encode()
+    with LoopbackHub() as hub, start(hf_endpoint=hub.url) as live:
+        load_demo(live)
+        files = {"train/sea.jsonl": lines}
+        hub.add("datasets/acme/sea", files, private=True, tokens=(token,))
+        place = {"repo_id": "acme/sea", "file_path": "train/sea.jsonl"}
+        asked = body(texts=None, text_field="body", **place)
+        assert live.error("POST", f"{PATH}?wait=true", asked)[1] == "REPO_NOT_FOUND"
+        made = capture(live, texts=None, text_field="body", **place, hub_token=token)
+        assert (made["source"]["repo_id"], made["source"]["file_path"]) == tuple(place.values())
+        read = contexts(live, TEXTS, 16)
+        assert made["rows"] == sum(len(ids) for _, _, ids in read)
+        said = live.http.get("/api/jobs").text + live.http.get(f"{PATH}/{made['id']}").text
+        assert token not in said
+        for file in live.home.rglob("*"):
+            assert not file.is_file() or token.encode() not in file.read_bytes(), file
 
 
 @pytest.mark.parametrize("context", [8, 64])

@@ -64,6 +64,8 @@ class Client:
 LM_EVAL = ("lm-eval[api]==0.4.13", "transformers==5.23.0")
 """The harness reads the tokenizer with transformers; it needs no tensor library."""
 
+DATASETS = ("datasets==5.2.0", "safetensors==0.8.0", "numpy==2.4.6")
+
 CLIENTS = (
     Client("openai", HERE / "with_openai.py"),
     Client("litellm", HERE / "with_litellm.py"),
@@ -73,6 +75,7 @@ CLIENTS = (
     Client("llm", HERE / "with_llm.py", ("llm==0.36",)),
     Client("inspect-ai", HERE / "with_inspect.py", ("inspect-ai==0.3.285", "openai==3.52.0")),
     Client("lm-evaluation-harness", HERE / "with_lm_eval.py", LM_EVAL),
+    Client("datasets", HERE / "with_datasets.py", DATASETS),
     Client("openai (npm)", NODE / "openai.mjs"),
     Client("AI SDK (npm)", NODE / "ai-sdk.mjs"),
 )
@@ -225,8 +228,8 @@ def page(found: list[Found]) -> str:
         "<!-- Written by `make contract`; edit tests/contract instead. -->",
         "",
         "This page lists which ordinary calls of popular clients work. Each call was run against the demo service, with the",
-        "version of the client that is named. Every client takes the base URL `http://127.0.0.1:8000/v1` and any API key. A",
-        "refused call is answered with status 400, or with 404 for an unknown route.",
+        "version of the client that is named. Clients of the OpenAI API take the base URL `http://127.0.0.1:8000/v1` and any API",
+        "key. A refused call is answered with status 400, or with 404 for an unknown route.",
         "",
         "Fields that the service does not use are accepted, change nothing, and are listed in the header",
         "`X-Service-Ignored-Fields` of the answer. With `X-Service-Strict: true` they are refused instead",
