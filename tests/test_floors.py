@@ -22,7 +22,6 @@ def dotted(file: str) -> str:
 LARGEST_FUNCTION = 60
 LISTS = {
     "router",  # the routes of a noun, one after the other
-    "payload",  # the live events, one after the other
 }
 """Functions that are lists of routes, events or fields may be longer."""
 

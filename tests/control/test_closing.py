@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from steerserve.control.bus import UnloadComplete
+from steerserve.control.residency.events import UnloadComplete
 from tests.doubles import World
 from tests.waiting import soon
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from steerserve.control import jobs
-from steerserve.control.bus import Bus, Event, JobEnded, JobProgressed
-from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.bus import Bus, Event
+from steerserve.control.jobs import Job, JobEnded, JobProgressed, Jobs, Report
 from steerserve.control.metrics import CURRENT, RequestRecord
 from steerserve.errors import Refusal
 from steerserve.rules import jobs as rules

@@ -8,8 +8,10 @@ from dataclasses import asdict
 import pytest
 from structlog.testing import CapturingLogger
 
-from steerserve.control import bus, full_queue
+from steerserve.control import full_queue
 from steerserve.control.metrics import Metrics
+from steerserve.control.residency import events
+from steerserve.control.residency.load_counts import count_load
 from steerserve.messages import Piece, Started
 from steerserve.rules.bounds import DURATIONS_KEPT
 from steerserve.rules.percentiles import percentiles
@@ -132,12 +134,12 @@ def test_loads_are_counted_by_outcome_and_timed_from_their_first_report(
     metrics: Metrics, clock: Clock
 ) -> None:
     assert metrics.total("model_loads_total", outcome="failed") == 0
-    metrics.took(bus.LoadProgress(1, "loading_weights", 10.0))
+    count_load(metrics, events.LoadProgress(1, "loading_weights", 10.0))
     clock.now += 4.0
-    metrics.took(bus.LoadProgress(1, "complete", 100.0))
-    metrics.took(bus.LoadComplete(1, 7))
-    metrics.took(bus.LoadError(2, "MODEL_LOAD_FAILED", "no"))
-    metrics.took(bus.UnloadComplete(1))
+    count_load(metrics, events.LoadProgress(1, "complete", 100.0))
+    count_load(metrics, events.LoadComplete(1, 7))
+    count_load(metrics, events.LoadError(2, events.LoadFailure("MODEL_LOAD_FAILED", "no")))
+    count_load(metrics, events.UnloadComplete(1))
     assert metrics.total("model_loads_total", outcome="loaded") == 1
     assert metrics.total("model_loads_total", outcome="failed") == 1
     assert metrics.total("model_unloads_total") == 1

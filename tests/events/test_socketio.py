@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import socketio
 
-from steerserve.control import bus
 from steerserve.control.health.gpus import CardReadings
-from steerserve.events.socketio import System, Throttle, payload, with_twins
+from steerserve.control.models.events import DownloadError, DownloadFailure, DownloadProgress
+from steerserve.control.residency.events import LoadProgress, SaeDetached
+from steerserve.control.sensing.events import CircuitFired, MonitoringActivation, MonitoringState
+from steerserve.control.sensing.monitoring_views import FeatureActivation
+from steerserve.control.steering.events import steering_update
+from steerserve.events.socketio import System, Throttle
 from steerserve.rules.sensing.firings import (
     ContextParts,
     EdgeFiring,
@@ -158,8 +162,8 @@ async def test_a_stop_ends_the_task_that_looks_after_the_clients(start: Start) -
 # ---------------------------------------------------------------------- progress
 
 
-def progress(model_id: int, percent: float) -> bus.DownloadProgress:
-    return bus.DownloadProgress(model_id, percent, 1, 2, None)
+def progress(model_id: int, percent: float) -> DownloadProgress:
+    return DownloadProgress(model_id, percent, 1, 2)
 
 
 def test_progress_of_each_model_passes_first_four_times_a_second_and_last() -> None:
@@ -172,7 +176,7 @@ def test_progress_of_each_model_passes_first_four_times_a_second_and_last() -> N
             passed.append(step)
         # the reports of another model, or of other work on the same model, are limited separately
         assert throttle.passes(progress(2, 0.0)) is throttle.passes(
-            bus.LoadProgress(1, "loading_weights", 1.0)
+            LoadProgress(1, "loading_weights", 1.0)
         )
     assert passed == [0, 25, 50, 75]
     assert throttle.passes(progress(1, 100.0))
@@ -183,15 +187,14 @@ def test_every_other_event_passes_and_a_new_download_begins_anew() -> None:
     assert throttle.passes(progress(1, 1.0))
     assert not throttle.passes(progress(1, 2.0))
     for _ in range(3):
-        assert throttle.passes(bus.DownloadError(1, "DOWNLOAD_FAILED", "no", {}))
-        assert throttle.passes(bus.SaeDetached("sae_a"))
+        assert throttle.passes(DownloadError(1, DownloadFailure("DOWNLOAD_FAILED", "no", {})))
+        assert throttle.passes(SaeDetached("sae_a"))
     assert throttle.passes(progress(1, 0.0))
 
 
-def seen(number: int) -> bus.MonitoringActivation:
-    return bus.MonitoringActivation(
-        datetime(2026, 1, 1, tzinfo=UTC), f"cmpl-{number}", 7, ((3, 2.5),)
-    )
+def seen(number: int) -> MonitoringActivation:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    return MonitoringActivation(at, f"cmpl-{number}", 7, [FeatureActivation(3, 2.5)])
 
 
 @pytest.mark.shows("events.4")
@@ -203,14 +206,14 @@ def test_what_monitoring_saw_passes_at_most_ten_times_a_second_and_hinders_nothi
         now[0] = step / 64
         if throttle.passes(seen(step)):
             passed.append(step)
-        assert throttle.passes(bus.MonitoringState(True, []))
+        assert throttle.passes(MonitoringState(True, []))
     assert passed == list(range(0, 100, 7))
 
 
 def test_what_monitoring_saw_has_keys_in_snake_case_only() -> None:
-    name, body = payload(seen(1))
-    assert name == "monitoring:activation"
-    assert with_twins(body) == {
+    event = seen(1)
+    assert event.wire == "monitoring:activation"
+    assert event.payload() == {
         "timestamp": "2026-01-01T00:00:00Z",
         "request_id": "cmpl-1",
         "position": 7,
@@ -219,9 +222,9 @@ def test_what_monitoring_saw_has_keys_in_snake_case_only() -> None:
 
 
 def test_the_state_of_monitoring_has_keys_for_old_clients_too() -> None:
-    name, body = payload(bus.MonitoringState(True, [3, 5]))
-    assert name == "monitoring:state"
-    assert with_twins(body) == {
+    event = MonitoringState(True, [3, 5])
+    assert event.wire == "monitoring:state"
+    assert event.payload() == {
         "enabled": True,
         "monitored_features": [3, 5],
         "monitoredFeatures": [3, 5],
@@ -246,19 +249,20 @@ def test_a_firing_of_a_circuit_is_told_without_the_text_around_it() -> None:
         edge_rung_language="causally validated (edge)",
     )
     row = FiringRow(3, "circ_1", datetime(2026, 1, 1, tzinfo=UTC), firing)
-    name, body = payload(bus.CircuitFired(edge_facts(row)))
-    assert name == "circuit:sensing:event"
+    event = CircuitFired(edge_facts(row))
+    assert event.wire == "circuit:sensing:event"
+    body = event.payload()
     assert (body["id"], body["circuit_id"], body["token_lag"]) == (3, "circ_1", 2)
     assert "may" not in str(body)
-    assert not [key for key in with_twins(body) if "context" in key]
+    assert not [key for key in body if "context" in key]
 
 
 def test_steering_of_other_saes_is_told_where_there_is_some() -> None:
-    name, body = payload(bus.SteeringUpdate(True, {"1": 2.0}))
-    assert (name, body) == (
+    event = steering_update(True, {"1": 2.0})
+    assert (event.wire, event.payload()) == (
         "steering:update",
-        {"enabled": True, "values": {"1": 2.0}, "activeCount": 1},
+        {"enabled": True, "values": {"1": 2.0}, "activeCount": 1, "active_count": 1},
     )
     others = {"sae_b@2": {"5": 3.0, "6": 1.0}}
-    _, body = payload(bus.SteeringUpdate(True, {"1": 2.0}, others))
+    body = steering_update(True, {"1": 2.0}, others).payload()
     assert (body["values"], body["others"], body["activeCount"]) == ({"1": 2.0}, others, 3)

@@ -136,7 +136,8 @@ def _of_error(error: dict[str, Any], status: int | None) -> Iterator[str]:
 def _of_management(path: str, answer: Answer) -> Iterator[str]:
     if path.endswith(("/prometheus", "/runs/export")) and answer.status == 200:
         return
-    if path.endswith("/export") and answer.headers.get("content-type") == BINARY:
+    is_file = path.endswith("/export") or "/files/" in path
+    if is_file and answer.headers.get("content-type") == BINARY:
         return
     if path == COMPARE and answer.headers.get("content-type", "").startswith("text/event-stream"):
         yield from comparison_faults(answer.body)

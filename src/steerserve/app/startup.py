@@ -16,7 +16,8 @@ import structlog
 
 from steerserve import __version__, demo
 from steerserve.app.wiring import Owners
-from steerserve.control.bus import Event, UnloadComplete
+from steerserve.control.bus import Event
+from steerserve.control.residency.events import UnloadComplete
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.steering.clusters import ImportOptions
 from steerserve.database.catalog import ModelRow, SaeRow

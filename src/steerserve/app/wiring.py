@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from steerserve.control.bus import Bus
 from steerserve.control.client_paths import client_paths
@@ -50,6 +51,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.free_memory import Read
 from steerserve.control.residency.leases import Seconds
+from steerserve.control.residency.load_counts import count_load
 from steerserve.control.residency.replicas import Replicas
 from steerserve.control.saes.attachments import Attachments
 from steerserve.control.saes.downloads import SaeDownloads
@@ -155,7 +157,7 @@ class Owners:
         self.around = around
         self.bus = Bus()
         self.metrics = Metrics()
-        self.bus.subscribe(self.metrics.took)
+        self.bus.subscribe(partial(count_load, self.metrics))
         self.catalog = Catalog(around.database)
         self.paths = client_paths(settings)
         self.room = DocumentRoom(

@@ -7,11 +7,12 @@ import secrets
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
+from typing import ClassVar
 
 import structlog
 from msgspec.structs import replace
 
-from steerserve.control.bus import Bus, JobEnded, JobProgressed
+from steerserve.control.bus import Bus, LiveEvent
 from steerserve.control.metrics import CURRENT
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.errors import Refusal
@@ -27,6 +28,22 @@ Report = Callable[[float, str], None]
 """(progress from 0 to 1, what is done now)"""
 Work = Callable[[Report], Awaitable[Form]]
 """The work of a job, which returns its result. A refusal that it raises is the typed end of the job."""
+
+
+class JobProgressed(LiveEvent, frozen=True):
+    """A job has begun, or is further."""
+
+    wire: ClassVar = "job:progress"
+    content: ClassVar = "job"
+    job: JobFacts
+
+
+class JobEnded(LiveEvent, frozen=True):
+    """A job has ended."""
+
+    wire: ClassVar = "job:done"
+    content: ClassVar = "job"
+    job: JobFacts
 
 
 class Job:

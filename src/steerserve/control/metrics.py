@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from steerserve.control.bus import Event, LoadComplete, LoadError, LoadProgress, UnloadComplete
 from steerserve.control.full_queue import FullQueue, Later, on_loop
 from steerserve.control.retry import DefaultedLog
 from steerserve.messages import Embedded, Outcome, Piece, Scored, Started
@@ -159,21 +159,18 @@ class Metrics:
             record.timing = timing
         return timing
 
-    def took(self, event: Event) -> None:
-        """Count the loads and unloads among the events of the bus."""
-        match event:
-            case LoadProgress():
-                self._loading.setdefault(event.model_id, self.clock())
-            case LoadComplete():
-                self._loads.labels("loaded").inc()
-                began = self._loading.pop(event.model_id, None)
-                if began is not None:
-                    self._load_seconds.observe(self.clock() - began)
-            case LoadError():
-                self._loads.labels("failed").inc()
-                self._loading.pop(event.model_id, None)
-            case UnloadComplete():
-                self._unloads.inc()
+    def load_began(self, model_id: int) -> None:
+        """A load is under way; it is measured from the first call."""
+        self._loading.setdefault(model_id, self.clock())
+
+    def load_ended(self, model_id: int, result: Literal["loaded", "failed"]) -> None:
+        self._loads.labels(result).inc()
+        began = self._loading.pop(model_id, None)
+        if began is not None and result == "loaded":
+            self._load_seconds.observe(self.clock() - began)
+
+    def unloaded(self) -> None:
+        self._unloads.inc()
 
     # ------------------------------------------------------------- queries
 

@@ -1,13 +1,8 @@
-"""Live events over Socket.IO: the name and the payload of each event. Clients send only subscriptions.
-
-Keys of model, SAE and steering events are camelCase, and each is repeated in snake_case for clients that read those
-names. Keys of other events are snake_case.
-"""
+"""Live events over Socket.IO: which are sent, and to whom. Clients send only subscriptions."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
@@ -15,125 +10,31 @@ from dataclasses import asdict
 import engineio.packet
 import socketio
 import structlog
-from msgspec import to_builtins
 from socketio import packet
 
-from steerserve.control import bus as events
-from steerserve.control.bus import Bus
+from steerserve.control.bus import Bus, Event, LiveEvent
 from steerserve.control.health.gpus import CardReadings, totals
+from steerserve.control.health.views import SYSTEM
+from steerserve.control.jobs import JobEnded, JobProgressed
+from steerserve.control.models.events import DownloadComplete, DownloadError, DownloadProgress
+from steerserve.control.residency.events import LoadComplete, LoadError, LoadProgress
+from steerserve.control.saes.events import (
+    SaeDownloadComplete,
+    SaeDownloadError,
+    SaeDownloadProgress,
+)
+from steerserve.control.sensing.events import MonitoringActivation
 from steerserve.logs import background
 from steerserve.rules import throttle
 from steerserve.rules.bounds import LIVE_UNREAD_EVENTS
-from steerserve.rules.instant import iso
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-SYSTEM = "system:metrics"
 SYSTEM_SECONDS = 2.0
 """The time between two reports of the cards."""
 ACTIVATION_SECONDS = 0.1
 """The least time between two monitoring events. The history of monitoring has the records between them."""
-
-
-def payload(event: events.Sent) -> tuple[str, dict[str, object]]:
-    """An event's name and camelCase payload."""
-    match event:
-        case events.DownloadProgress():
-            speed = {} if event.speed_bps is None else {"speedBps": event.speed_bps}
-            return "model:download:progress", {
-                "modelId": event.model_id,
-                "progress": event.progress,
-                "downloadedBytes": event.downloaded_bytes,
-                "totalBytes": event.total_bytes,
-                **speed,
-            }
-        case events.DownloadComplete():
-            body = {"modelId": event.model_id, "localPath": event.local_path}
-            return "model:download:complete", body
-        case events.DownloadError():
-            failed = {"code": event.code, "message": event.message, "details": event.details}
-            return "model:download:error", {"modelId": event.model_id, "error": failed}
-        case events.LoadProgress():
-            return "model:load:progress", {
-                "modelId": event.model_id,
-                "stage": event.stage,
-                "progress": event.progress,
-            }
-        case events.LoadComplete():
-            return "model:load:complete", {
-                "modelId": event.model_id,
-                "memoryUsedMb": event.memory_used_mb,
-            }
-        case events.LoadError():
-            error = {"code": event.code, "message": event.message}
-            return "model:load:error", {"modelId": event.model_id, "error": error}
-        case events.UnloadComplete():
-            return "model:unload:complete", {"modelId": event.model_id}
-        case events.ReplicaChanged():
-            return "model:replica", {
-                "modelId": event.model_id,
-                "wanted": event.wanted,
-                "serving": event.serving,
-                "replica": asdict(event.replica) | {"since": iso(event.replica.since)},
-            }
-        case events.LeaseChanged():
-            return "model:lease", {"modelId": event.model_id}
-        case events.SaeAttached():
-            return "sae:attached", {
-                "saeId": event.sae_id,
-                "layer": event.layer,
-                "memoryMb": event.memory_mb,
-            }
-        case events.SaeDetached():
-            return "sae:detached", {"saeId": event.sae_id}
-        case events.SaeDownloadProgress():
-            return "sae:download:progress", {"saeId": event.sae_id, "percent": event.percent}
-        case events.SaeDownloadComplete():
-            return "sae:download:complete", {"saeId": event.sae_id}
-        case events.SaeDownloadError():
-            return "sae:download:error", {"saeId": event.sae_id, "error": event.message}
-        case events.SteeringUpdate():
-            count = sum(map(len, (event.values, *event.others.values())))
-            more: dict[str, object] = {"others": event.others} if event.others else {}
-            if event.interventions:
-                more["interventions"] = event.interventions
-            return "steering:update", {
-                "enabled": event.enabled,
-                "values": event.values,
-                "activeCount": count if event.enabled else 0,
-                **more,
-            }
-        case events.MonitoringState():
-            return "monitoring:state", {
-                "enabled": event.enabled,
-                "monitoredFeatures": event.features,
-            }
-        case events.ClusterFired():
-            return "sensing:event", to_builtins(event.firing)
-        case events.CircuitFired():
-            return "circuit:sensing:event", to_builtins(event.firing)
-        case events.JobProgressed():
-            return "job:progress", to_builtins(event.job)
-        case events.JobEnded():
-            return "job:done", to_builtins(event.job)
-        case events.MonitoringActivation():
-            return "monitoring:activation", {
-                "timestamp": iso(event.timestamp),
-                "request_id": event.request_id,
-                "position": event.position,
-                "activations": [
-                    {"feature_index": index, "activation": value}
-                    for index, value in event.activations
-                ],
-            }
-
-
-def with_twins(body: dict[str, object]) -> dict[str, object]:
-    """The payload with every camelCase key under its snake_case name too."""
-    return body | {
-        re.sub(r"[A-Z]", lambda m: "_" + m[0].lower(), key): v for key, v in body.items()
-    }
 
 
 class Throttle:
@@ -144,25 +45,25 @@ class Throttle:
         self._clock = clock
         self._passed: dict[tuple[str, int | str], float] = {}
 
-    def passes(self, event: events.Event) -> bool:
+    def passes(self, event: Event) -> bool:
         match event:
-            case events.DownloadProgress():
+            case DownloadProgress():
                 return self._may_pass(("download", event.model_id), event.progress)
-            case events.SaeDownloadProgress():
+            case SaeDownloadProgress():
                 return self._may_pass(("sae", event.sae_id), event.percent)
-            case events.LoadProgress():
+            case LoadProgress():
                 return self._may_pass(("load", event.model_id), event.progress)
-            case events.MonitoringActivation():
+            case MonitoringActivation():
                 return self._may_pass(("monitoring", 0), 0.0, ACTIVATION_SECONDS)
-            case events.JobProgressed():
+            case JobProgressed():
                 return self._may_pass(("job", event.job.id), 100 * event.job.progress)
-            case events.JobEnded():
+            case JobEnded():
                 self._passed.pop(("job", event.job.id), None)
-            case events.DownloadComplete() | events.DownloadError():
+            case DownloadComplete() | DownloadError():
                 self._passed.pop(("download", event.model_id), None)
-            case events.SaeDownloadComplete() | events.SaeDownloadError():
+            case SaeDownloadComplete() | SaeDownloadError():
                 self._passed.pop(("sae", event.sae_id), None)
-            case events.LoadComplete() | events.LoadError():
+            case LoadComplete() | LoadError():
                 self._passed.pop(("load", event.model_id), None)
         return True
 
@@ -275,12 +176,11 @@ class LiveEvents:
         for session in list(self.server.eio.sockets.values()):
             self._keep(session.close(wait=False, abort=True))
 
-    def _emit(self, event: events.Event) -> None:
-        if isinstance(event, events.Unsent) or not self._throttle.passes(event):
+    def _emit(self, event: Event) -> None:
+        if not isinstance(event, LiveEvent) or not self._throttle.passes(event):
             return
         self._end_those_behind()
-        name, body = payload(event)
-        self._keep(self.server.emit(name, with_twins(body)))
+        self._keep(self.server.emit(event.wire, event.payload()))
 
     def _end_those_behind(self) -> None:
         """End the sessions whose clients do not fetch their events. The events would wait in memory."""

@@ -9,6 +9,7 @@ from typing import NotRequired, Protocol, Union, get_args, get_origin, get_type_
 
 import msgspec
 from msgspec import UnsetType
+from msgspec.structs import FieldInfo
 from typing_extensions import TypedDict
 
 
@@ -28,6 +29,11 @@ class Form(msgspec.Struct, frozen=True):
     """
 
     @classmethod
+    def _keys(cls, field: FieldInfo) -> tuple[str, ...]:
+        """The keys under which a field is sent."""
+        return (field.encode_name,)
+
+    @classmethod
     def __get_pydantic_core_schema__(cls, _source: object, handler: _Schemas) -> object:
         return handler.generate_schema(_described(cls))
 
@@ -39,7 +45,8 @@ def _described(form: type[Form]) -> object:
     kinds: dict[str, object] = {}
     for field in msgspec.structs.fields(form):
         kind = _sent(types[field.name])
-        kinds[field.name] = kind if field.required else NotRequired[kind]
+        for key in form._keys(field):
+            kinds[key] = kind if field.required else NotRequired[kind]
     described: type = TypedDict(form.__name__, kinds)  # type: ignore[misc]
     described.__doc__, described.__module__ = form.__doc__, form.__module__
     return described

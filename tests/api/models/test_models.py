@@ -16,7 +16,7 @@ import socketio
 from safetensors.torch import load_file, save_file
 
 from steerserve import demo
-from steerserve.control.bus import LoadComplete, UnloadComplete
+from steerserve.control.residency.events import LoadComplete, UnloadComplete
 from tests.conftest import Start
 from tests.doubles import write_checkpoint
 from tests.files.test_gguf import entry_of, text

@@ -9,7 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from steerserve.control.bus import LoadComplete, LoadError, LoadProgress, UnloadComplete
+from steerserve.control.residency.events import (
+    LoadComplete,
+    LoadError,
+    LoadFailure,
+    LoadProgress,
+    UnloadComplete,
+)
 from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import local
@@ -121,7 +127,7 @@ async def test_a_failed_load_refuses_those_who_wait_and_leaves_the_slot_empty(
     assert await world.status(row) == ("ready", "the weights do not fit")
     assert world.launcher.alive == []
     assert world.published(LoadError) == [
-        LoadError(row.id, "INSUFFICIENT_MEMORY", "the weights do not fit")
+        LoadError(row.id, LoadFailure("INSUFFICIENT_MEMORY", "the weights do not fit"))
     ]
 
 
@@ -364,7 +370,7 @@ async def test_an_unload_ends_a_load_and_refuses_the_requests_that_wait_for_it(
     assert world.launcher.alive == []
     assert world.phase is Phase.EMPTY
     assert await world.status(row) == ("ready", ENDED)
-    assert world.published(LoadError) == [LoadError(row.id, "MODEL_BUSY", ENDED)]
+    assert world.published(LoadError) == [LoadError(row.id, LoadFailure("MODEL_BUSY", ENDED))]
     again = await world.conductor.load(await world.catalog.model(row.id))
     await soon(again.ready)
     assert await world.status(row) == ("loaded", None)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.bus import LeaseChanged
 from steerserve.control.residency import leases as leases_module
+from steerserve.control.residency.events import LeaseChanged
 from steerserve.database.catalog import ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import local

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.bus import ReplicaChanged
+from steerserve.control.residency.events import ReplicaChanged
 from steerserve.control.residency.replicas import figures
 from steerserve.engines.remote.facts import checkpoint_seen, read_facts
 from steerserve.errors import Refusal

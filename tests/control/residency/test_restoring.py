@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.bus import SaeAttached, SaeDetached
+from steerserve.control.residency.events import SaeAttached, SaeDetached
 from steerserve.errors import Refusal
 from tests.control.conftest import refused
 from tests.doubles import World

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from steerserve.control.bus import Event, LoadComplete, LoadError
+from steerserve.control.bus import Event
+from steerserve.control.residency.events import LoadComplete, LoadError
 from steerserve.control.residency.work import Work
 from steerserve.database.catalog import ModelRow
 from steerserve.rules.residency.swap import Phase
@@ -138,7 +139,7 @@ async def test_a_failed_load_that_cannot_be_cleared_frees_the_slot(
     monkeypatch.setattr(Work, "clear_load", broken)
     assert (await refused((await world.conductor.load(row)).ready)).code == "MODEL_LOAD_FAILED"
     assert world.phase is Phase.EMPTY
-    assert [event.code for event in world.published(LoadError)] == ["MODEL_LOAD_FAILED"]
+    assert [event.error.code for event in world.published(LoadError)] == ["MODEL_LOAD_FAILED"]
 
 
 async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(

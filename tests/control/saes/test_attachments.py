@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from steerserve import messages as m
-from steerserve.control.bus import SaeAttached, SaeDetached
 from steerserve.control.inference.asked import Asked
+from steerserve.control.residency.events import SaeAttached, SaeDetached
 from steerserve.errors import Refusal
 from steerserve.messages import Overrides, Piece
 from steerserve.rules.residency.swap import Phase

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text
 
 from steerserve import messages as m
-from steerserve.control.bus import SaeDownloadComplete, SaeDownloadError
 from steerserve.control.saes.downloads import SaeDownloads
+from steerserve.control.saes.events import SaeDownloadComplete, SaeDownloadError
 from steerserve.control.saes.plan import SaeRequest
 from steerserve.control.saes.saes import Saes
 from steerserve.database.catalog import SaeRow
@@ -117,7 +117,7 @@ class Desk:
     def told(self) -> dict[str, str | None]:
         """How the downloads ended: why they failed."""
         ends = [*self.world.published(SaeDownloadComplete), *self.world.published(SaeDownloadError)]
-        return {end.sae_id: getattr(end, "message", None) for end in ends}
+        return {end.sae_id: getattr(end, "error", None) for end in ends}
 
     @property
     def files(self) -> list[str]:

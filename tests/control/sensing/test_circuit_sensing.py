@@ -8,7 +8,7 @@ import pytest
 from msgspec import to_builtins
 
 from steerserve import messages as m
-from steerserve.control.bus import CircuitFired
+from steerserve.control.sensing.events import CircuitFired
 from steerserve.control.sensing.sensing_views import EdgeFirings
 from steerserve.database.circuits import CircuitRow
 from steerserve.errors import Refusal

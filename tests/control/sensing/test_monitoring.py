@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.bus import MonitoringActivation, MonitoringState
+from steerserve.control.sensing.events import MonitoringActivation, MonitoringState
 from steerserve.control.sensing.monitoring import Monitoring
+from steerserve.control.sensing.monitoring_views import FeatureActivation
 from steerserve.errors import Refusal
 from tests import asking
 from tests.control.conftest import Make, refused
@@ -158,7 +159,7 @@ async def test_a_record_is_kept_and_published_with_its_largest_activations(world
     assert record.activations == ((3, 2.5), (5, 1.0))
     assert record.top_k == ((3, 2.5),)
     assert world.published(MonitoringActivation) == [
-        MonitoringActivation(record.timestamp, "cmpl-1", 7, ((3, 2.5),))
+        MonitoringActivation(record.timestamp, "cmpl-1", 7, [FeatureActivation(3, 2.5)])
     ]
     assert world.monitoring.history(50, "cmpl-2") == []
     assert world.monitoring.state().history_count == 1

@@ -11,7 +11,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from steerserve import messages as m
-from steerserve.control.bus import ClusterFired
+from steerserve.control.sensing.events import ClusterFired
 from steerserve.control.sensing.sensing_views import ClusterFirings
 from steerserve.database.documents import ProfileRow
 from steerserve.errors import Refusal

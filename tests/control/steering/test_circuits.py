@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.bus import ServedCircuitsChanged
 from steerserve.control.steering.circuit_views import ActivatedCircuit
+from steerserve.control.steering.events import ServedCircuitsChanged
 from steerserve.database.circuits import CircuitStore
 from steerserve.errors import Refusal
 from steerserve.rules.steering import circuit as rules

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.bus import ActiveProfileChanged
 from steerserve.control.steering.clusters import ImportOptions
+from steerserve.control.steering.events import ActiveProfileChanged
 from steerserve.database.documents import ProfileRow
 from steerserve.errors import Refusal
 from steerserve.rules.steering import cluster as rules

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.bus import SteeringUpdate
+from steerserve.control.steering.events import SteeringUpdate
 from steerserve.errors import Refusal
 from steerserve.rules.steering.edits import Edit, Feature, Target
 from steerserve.rules.steering.placed import Modifiers

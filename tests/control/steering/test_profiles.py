@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
-from steerserve.control.bus import SteeringUpdate
 from steerserve.control.residency.engine_state import Return
+from steerserve.control.steering.events import SteeringUpdate, steering_update
 from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.serving import Serving
 from steerserve.database.db import Database
@@ -54,7 +54,7 @@ async def test_an_activation_is_one_push_one_step_and_one_event(world: World) ->
     assert state(world) == (True, {4: 200.0}, row.id)
     assert world.launcher.engine.state.steering == m.Steering(epoch + 1, True, {KEY: {4: 200.0}})
     assert world.launcher.log.count("steer") == pushed + 1
-    assert world.published(SteeringUpdate)[told:] == [SteeringUpdate(True, {"4": 200.0})]
+    assert world.published(SteeringUpdate)[told:] == [steering_update(True, {"4": 200.0})]
     assert await world.serving.active() == row
 
 

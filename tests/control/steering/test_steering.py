@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from steerserve.control.bus import SteeringUpdate
 from steerserve.control.residency.engine_state import Return
+from steerserve.control.steering.events import SteeringUpdate, steering_update
 from steerserve.control.steering.steering import Steering
 from steerserve.database.catalog import SaeRow
 from steerserve.errors import Refusal
@@ -66,7 +66,7 @@ async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
         assert world.steering.state() == (enabled, values)
         assert in_engine(world) == (epoch, enabled, {KEY: values} if values else {})
         told = {str(index): value for index, value in values.items()}
-        assert world.published(SteeringUpdate)[-1] == SteeringUpdate(enabled, told)
+        assert world.published(SteeringUpdate)[-1] == steering_update(enabled, told)
     assert world.steering.live.epoch == first + len(steps) - 1
 
 
@@ -154,7 +154,7 @@ async def test_detaching_forgets_the_values_here_and_in_the_engine(world: World)
     assert world.steering.live.values == {}
     assert not world.steering.live.enabled
     assert in_engine(world)[1:] == (False, {})
-    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(False, {})
+    assert world.published(SteeringUpdate)[-1] == steering_update(False, {})
 
 
 async def test_unloading_forgets_the_values(world: World) -> None:
@@ -211,7 +211,7 @@ async def test_clearing_leaves_no_value_at_any_sae(world: World) -> None:
     assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
     assert in_engine(world)[1:] == (False, {})
     assert world.serving.profile_id is None
-    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(False, {})
+    assert world.published(SteeringUpdate)[-1] == steering_update(False, {})
 
 
 async def test_a_detach_of_the_first_tells_what_the_next_one_has(world: World) -> None:
@@ -219,30 +219,30 @@ async def test_a_detach_of_the_first_tells_what_the_next_one_has(world: World) -
     told = len(world.published(SteeringUpdate))
     await world.attachments.detach("sae_a")
     assert world.steering.state() == (True, {2: 7.0})
-    assert world.published(SteeringUpdate)[told:] == [SteeringUpdate(True, {"2": 7.0})]
+    assert world.published(SteeringUpdate)[told:] == [steering_update(True, {"2": 7.0})]
 
 
 async def test_the_values_of_the_second_that_become_those_of_the_first_are_told(
     world: World,
 ) -> None:
     await two(world, {"sae_b@2": {2: 7.0}})
-    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(True, {}, {"sae_b@2": {"2": 7.0}})
+    assert world.published(SteeringUpdate)[-1] == steering_update(True, {}, {"sae_b@2": {"2": 7.0}})
     await world.attachments.detach("sae_a")
-    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(True, {"2": 7.0})
+    assert world.published(SteeringUpdate)[-1] == steering_update(True, {"2": 7.0})
 
 
 async def test_another_sae_in_the_first_place_is_told_also_without_values(world: World) -> None:
     await two(world, {KEY: {1: 5.0}})
     told = len(world.published(SteeringUpdate))
     await world.attachments.detach("sae_a")
-    assert world.published(SteeringUpdate)[told:] == [SteeringUpdate(True, {})]
+    assert world.published(SteeringUpdate)[told:] == [steering_update(True, {})]
 
 
 async def test_a_crash_tells_that_nothing_steers(world: World) -> None:
     await two(world, {KEY: {1: 5.0}})
     world.launcher.engine.die()
     await until(lambda: world.conductor.resident is None)
-    assert world.published(SteeringUpdate)[-1] == SteeringUpdate(False, {})
+    assert world.published(SteeringUpdate)[-1] == steering_update(False, {})
 
 
 # ------------------------------------------------------------------ owners, snapshots

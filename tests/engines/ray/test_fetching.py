@@ -11,7 +11,8 @@ import httpx2
 import pytest
 
 from steerserve import demo
-from steerserve.control.bus import Event, LoadProgress
+from steerserve.control.bus import Event
+from steerserve.control.residency.events import LoadProgress
 from steerserve.files.client_paths import ClientPaths, allow_all
 from tests.api.residency.test_replicated_model import Replicated
 from tests.api.saes.test_downloads import PATH, WEIGHTS, files_of

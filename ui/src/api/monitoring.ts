@@ -10,7 +10,7 @@ export type Records = Data<"/api/monitoring/history">;
 export type Contexts = Data<"/api/monitoring/contexts">;
 export type Configuration = Body<"/api/monitoring/configure">;
 /** A live event: the largest activations at the last token of an answer. */
-export type Activations = components["schemas"]["ActivationEvent"];
+export type Activations = components["schemas"]["MonitoringActivation"];
 export type Metric = Data<"/api/monitoring/statistics/top", "post">["metric"];
 
 export const monitoring = queryOptions({

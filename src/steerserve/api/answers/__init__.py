@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
-from steerserve.errors import TABLE
+from steerserve.control.error_codes import ErrorCode
 
 Data = TypeVar("Data")
 Instant = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """A time in UTC, in the form of ISO 8601."""
-ErrorCode = Annotated[str, WithJsonSchema({"type": "string", "enum": sorted(TABLE)})]
 
 
 class ErrorBody(BaseModel):

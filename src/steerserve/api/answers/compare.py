@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from steerserve.api.answers import ErrorCode
+from steerserve.control.error_codes import ErrorCode
 from steerserve.control.inference.views import FinishReason, ReadFeature, SteeredSide
 from steerserve.rules.form import Form
 

@@ -290,6 +290,10 @@ class CardFigures:
     temperature: int | None
 
 
+SYSTEM = "system:metrics"
+"""The live event that has the numbers of the cards."""
+
+
 @dataclass(frozen=True, slots=True)
 class CardTotals:
     """The numbers of all cards together: sums, the mean utilization, and the highest temperature."""

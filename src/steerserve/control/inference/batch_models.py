@@ -8,8 +8,9 @@ from contextlib import suppress
 
 import structlog
 
-from steerserve.control.bus import Bus, Event, LoadComplete, ModelLeaving, SaeAttached
+from steerserve.control.bus import Bus, Event
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.events import LoadComplete, ModelLeaving, SaeAttached
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.attachments import Attachments
 from steerserve.database.catalog import Catalog

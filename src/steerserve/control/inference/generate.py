@@ -10,14 +10,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from steerserve import messages as m
-from steerserve.control.bus import (
-    Event,
-    LoadError,
-    ModelLeaving,
-    ReplicaChanged,
-    RequestsHeld,
-    UnloadComplete,
-)
+from steerserve.control.bus import Event
 from steerserve.control.inference.asked import (
     SERIAL,
     Asked,
@@ -32,6 +25,13 @@ from steerserve.control.inference.queue import Queue
 from steerserve.control.metrics import Metrics, Timing
 from steerserve.control.models.served import ServedModel
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.events import (
+    LoadError,
+    ModelLeaving,
+    ReplicaChanged,
+    RequestsHeld,
+    UnloadComplete,
+)
 from steerserve.control.residency.resident import Resident
 from steerserve.control.sensing.circuit_sensing import CircuitSensing
 from steerserve.control.sensing.monitoring import Monitoring

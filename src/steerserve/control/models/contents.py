@@ -17,8 +17,9 @@ from pathlib import Path
 
 import structlog
 
-from steerserve.control.bus import Event, LoadComplete
+from steerserve.control.bus import Event
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.events import LoadComplete
 from steerserve.control.residency.records import reason_of
 from steerserve.database.catalog import Catalog, ModelRow
 from steerserve.errors import Refusal

@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from msgspec import UNSET
 
-from steerserve.control.bus import Bus, DownloadComplete, DownloadError, DownloadProgress
+from steerserve.control.bus import Bus
+from steerserve.control.models.events import (
+    DownloadComplete,
+    DownloadError,
+    DownloadFailure,
+    DownloadProgress,
+)
 from steerserve.control.models.plan import (
     ModelPlan,
     ModelRequest,
@@ -211,11 +218,13 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, object]]):
         await self._write(record_id, event, **ended)
         if is_published:
             self._bus.publish(
-                DownloadError(record_id, refusal.code, refusal.message, refusal.details)
+                DownloadError(
+                    record_id, DownloadFailure(refusal.code, refusal.message, refusal.details)
+                )
             )
 
     def _publish_progress(self, record_id: int, progress: FetchProgress) -> None:
-        speed = None if progress.speed_bps is None else int(progress.speed_bps)
+        speed = UNSET if progress.speed_bps is None else int(progress.speed_bps)
         self._bus.publish(
             DownloadProgress(
                 record_id,

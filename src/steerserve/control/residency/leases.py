@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 
 import structlog
 
-from steerserve.control.bus import Bus, LeaseChanged
+from steerserve.control.bus import Bus
+from steerserve.control.residency.events import LeaseChanged
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.logs.setup import lease_ref
 from steerserve.rules.residency import lease as rules

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from msgspec import structs
 
-from steerserve.control.bus import Bus, LoadProgress
+from steerserve.control.bus import Bus
 from steerserve.control.client_paths import client_paths
 from steerserve.control.residency import fitting, fitting_gguf, fitting_nodes
 from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.events import LoadProgress
 from steerserve.control.residency.resident import Resident
 from steerserve.database.catalog import ModelRow
 from steerserve.engines.fleet.progress import extend

@@ -13,9 +13,11 @@ from functools import partial
 
 import structlog
 
-from steerserve.control.bus import (
+from steerserve.control.residency import inbox, loading
+from steerserve.control.residency.events import (
     LoadComplete,
     LoadError,
+    LoadFailure,
     LoadProgress,
     ModelLeaving,
     ReplicaChanged,
@@ -23,7 +25,6 @@ from steerserve.control.bus import (
     SaeAttached,
     UnloadComplete,
 )
-from steerserve.control.residency import inbox, loading
 from steerserve.control.residency.inbox import Message, Outcome
 from steerserve.control.residency.leases import Leases
 from steerserve.control.residency.loading import Prepared
@@ -263,7 +264,7 @@ class Slot:
         self._remove(coming)
         coming.recorded.set()
         coming.ready.set_exception(why)
-        self._publish(LoadError(coming.row.id, why.code, why.message))
+        self._publish(LoadError(coming.row.id, LoadFailure(why.code, why.message)))
         staying = self.resident
         if staying is not None:
             staying.phase = Phase.LOADED

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from steerserve.control.bus import Bus, SaeDetached
+from steerserve.control.bus import Bus
 from steerserve.control.residency import loading
 from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.events import SaeDetached
 from steerserve.control.residency.inbox import Exchange, Filled, Launched, Message, Restored
 from steerserve.control.residency.loading import Prepared
 from steerserve.control.residency.occupant import Occupant

@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any
 
 from steerserve import messages as m
-from steerserve.control.bus import Bus, SaeAttached, SaeDetached
+from steerserve.control.bus import Bus
 from steerserve.control.client_paths import client_paths
 from steerserve.control.models.contents import ModelContents
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.events import SaeAttached, SaeDetached
 from steerserve.control.residency.free_memory import Read, ReadNodes
 from steerserve.control.residency.reattaching import hook
 from steerserve.control.residency.resident import Attachment, Order, Resident

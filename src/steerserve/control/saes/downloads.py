@@ -10,9 +10,14 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from steerserve.control.bus import Bus, SaeDownloadComplete, SaeDownloadError, SaeDownloadProgress
+from steerserve.control.bus import Bus
 from steerserve.control.models.recorded_downloads import NOT_STORED, RecordedDownloads
 from steerserve.control.residency.records import noted
+from steerserve.control.saes.events import (
+    SaeDownloadComplete,
+    SaeDownloadError,
+    SaeDownloadProgress,
+)
 from steerserve.control.saes.plan import (
     BEGUN,
     Looked,

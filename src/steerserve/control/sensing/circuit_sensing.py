@@ -13,10 +13,11 @@ from datetime import datetime
 import structlog
 
 from steerserve import messages as m
-from steerserve.control.bus import Bus, CircuitFired, ServedCircuitsChanged
+from steerserve.control.bus import Bus
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.sensing.arming import ArmedAt
+from steerserve.control.sensing.events import CircuitFired
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing_views import (
     CircuitSensingChange,
@@ -27,6 +28,7 @@ from steerserve.control.sensing.sensing_views import (
     edge_firing,
 )
 from steerserve.control.sensing.sensor import Sensor
+from steerserve.control.steering.events import ServedCircuitsChanged
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, WholeCircuit
 from steerserve.messages.carried import carried

@@ -17,21 +17,21 @@ from datetime import datetime
 import structlog
 
 from steerserve import messages as m
-from steerserve.control.bus import (
-    Bus,
+from steerserve.control.bus import Bus
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engine_state import EngineState, Return, unchanged
+from steerserve.control.residency.events import (
     LoadComplete,
-    MonitoringActivation,
-    MonitoringState,
     SaeAttached,
     SaeDetached,
     UnloadComplete,
 )
-from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.engine_state import EngineState, Return, unchanged
 from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.control.sensing.corpus_results import CorpusResults
+from steerserve.control.sensing.events import MonitoringActivation, MonitoringState
 from steerserve.control.sensing.monitoring_views import (
     Counted,
+    FeatureActivation,
     FeatureContexts,
     MonitoredContext,
     MonitoringReport,
@@ -335,7 +335,12 @@ class Monitoring(EngineState[_Watch]):
         )
         self._ring.add(record)
         self._bus.publish(
-            MonitoringActivation(record.timestamp, record.request_id, record.position, record.top_k)
+            MonitoringActivation(
+                record.timestamp,
+                record.request_id,
+                record.position,
+                [FeatureActivation(index, value) for index, value in record.top_k],
+            )
         )
 
     def _notice(self, event: object) -> None:

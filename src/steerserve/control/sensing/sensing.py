@@ -15,10 +15,11 @@ import structlog
 from msgspec import structs
 
 from steerserve import messages as m
-from steerserve.control.bus import ActiveProfileChanged, Bus, ClusterFired
+from steerserve.control.bus import Bus
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
 from steerserve.control.sensing.arming import ArmedAt
+from steerserve.control.sensing.events import ClusterFired
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing_views import (
     ClusterFirings,
@@ -30,6 +31,7 @@ from steerserve.control.sensing.sensing_views import (
     cluster_firing,
 )
 from steerserve.control.sensing.sensor import Sensor
+from steerserve.control.steering.events import ActiveProfileChanged
 from steerserve.control.steering.serving import Serving
 from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal

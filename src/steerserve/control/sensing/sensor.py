@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from typing import ClassVar, Generic
 
 from steerserve import messages as m
-from steerserve.control.bus import Bus, LoadComplete, SaeAttached, SaeDetached, UnloadComplete
+from steerserve.control.bus import Bus
 from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.events import (
+    LoadComplete,
+    SaeAttached,
+    SaeDetached,
+    UnloadComplete,
+)
 from steerserve.control.sensing.arming import Facts, Message, SensingState
 from steerserve.control.sensing.recorder import READ_SECONDS, Recorder
 from steerserve.errors import Refusal

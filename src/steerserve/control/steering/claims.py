@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import structlog
 
-from steerserve.control.bus import Bus, Event, ServedCircuitsChanged
+from steerserve.control.bus import Bus, Event
 from steerserve.control.steering.circuit_views import CircuitsHealth
+from steerserve.control.steering.events import ServedCircuitsChanged
 from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
 from steerserve.database.circuits import CircuitStore, LayerTaken

@@ -11,10 +11,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from steerserve import messages as m
-from steerserve.control.bus import ActiveProfileChanged, Bus, ServedCircuitsChanged, SteeringUpdate
+from steerserve.control.bus import Bus
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return
 from steerserve.control.residency.resident import Attachment, Resident, Switch
+from steerserve.control.steering.events import (
+    ActiveProfileChanged,
+    ServedCircuitsChanged,
+    SteeringUpdate,
+    steering_update,
+)
 from steerserve.errors import Refusal
 from steerserve.messages.carried import finish_edit
 from steerserve.messages.engine import Engine
@@ -38,7 +44,7 @@ class Steering(EngineState[Live]):
         self._conductor = conductor
         self._bus = bus
         self._live = Live()
-        self._published: tuple[str | None, SteeringUpdate] = (None, SteeringUpdate(False, {}))
+        self._published: tuple[str | None, SteeringUpdate] = (None, steering_update(False, {}))
         self._editing = asyncio.Lock()
         self._losses = conductor.restoring.register(self)
 
@@ -242,7 +248,7 @@ class Steering(EngineState[Live]):
         values = _plain(live.of(first) if first else {})
         others = {key: _plain(values) for key, values in self.others().items()}
         sent = [dict(one.sent) for one in live.standing]
-        published = first, SteeringUpdate(live.enabled, values, others, sent)
+        published = first, steering_update(live.enabled, values, others, sent)
         if published != self._published:
             self._published = published
             self._bus.publish(published[1])
