@@ -69,9 +69,9 @@ def test_a_training_finds_where_its_vector_acts_and_edits_act_there(live: Runnin
     assert 1 <= len({row["layer"] for row in found["layers"]}) <= 4
     place = best["layer"], best["strength"]
     (chosen,) = [row for row in found["layers"] if (row["layer"], row["strength"]) == place]
-    assert chosen["texts"] == 16
+    assert chosen["texts"] == 40
     assert chosen["damage"]["is_unbroken"]
-    assert {row["texts"] for row in found["layers"]} == {4, 16}
+    assert {row["texts"] for row in found["layers"]} == {4, 16, 40}
     assert len(found["random"]) == 2
     highs = [one["effect_high"] for one in found["random"]]
     assert found["works"] == (chosen["effect_low"] > max(0, *highs))

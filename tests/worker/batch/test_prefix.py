@@ -17,7 +17,7 @@ from steerserve.messages import Follow, Overlay, Plan, Suppressed
 from steerserve.parts.activations.form import Tap
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
-from steerserve.worker.batch.prefix import LEAST, Prefixes, Signature, Text
+from steerserve.worker.batch.prefix import LEAST, LEAST_EXACT, Prefixes, Signature, Text
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.kv import Held, KvCache
 from tests.worker.running import (
@@ -133,10 +133,11 @@ def test_a_prompt_that_leaves_a_kept_text_early_uses_what_is_in_common(model: Ch
     assert answer.tokens == generated_after(model, ids, 16)
 
 
-@pytest.mark.parametrize(("common", "reused"), [(LEAST - 1, 0), (LEAST, LEAST)])
+@pytest.mark.parametrize(("common", "reused"), [(LEAST_EXACT - 1, 0), (200, 192), (256, 256)])
 def test_less_in_common_than_the_least_is_computed_again(
     model: Checkpoint, common: int, reused: int
 ) -> None:
+    """What is reused of exact keys and values is whole blocks of 32."""
     bench = Counted(model)
     first = tokens(400)
     bench.turn(1, first)
@@ -153,6 +154,19 @@ def test_a_short_text_is_not_kept(model: Checkpoint) -> None:
     assert bench.kept == 0
     bench.turn(2, tokens(LEAST - 20), max_tokens=21)
     assert bench.kept == LEAST
+
+
+def test_of_a_beginning_that_is_short_and_not_exact_the_exact_part_is_used() -> None:
+    store = Prefixes(4000)
+    base = tokens(400)
+    keep(store, PLAIN, [*base[:100], 4, *tokens(200, 1)], exact=40)
+    found = store.find(text(PLAIN, base))
+    assert found is not None
+    assert (found.tokens, found.exact) == (40, 40)
+    keep(store, PLAIN, base[:300], exact=8)
+    found = store.find(text(PLAIN, base))
+    assert found is not None
+    assert (found.tokens, found.exact) == (300, 40)
 
 
 @pytest.mark.parametrize("cuts", list(permutations((260, 380, 300))), ids=str)
@@ -212,7 +226,8 @@ def test_rows_with_and_without_a_prefix_give_their_own_text_beside_each_other(
     bench.run()
     assert not bench.refused
     # the last sampled token of each first turn is computed with what is new, by the first row that has it
-    assert bench.take() == 40 + 151 + 90 + 10 + 2 + 30
+    # and the prompt of 90 tokens begins like the second first turn: exact ones are used in whole blocks
+    assert bench.take() == 40 + 151 + (90 - 64) + 10 + 2 + 30
     for i, answer in answers.items():
         assert answer.tokens == generated_after(model, prompts[i], 40 if i == 3 else 16), i
 

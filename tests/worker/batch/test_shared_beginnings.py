@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from steerserve.messages import Echo, Overlay, Plan, Scored, Suppressed, Tokens
+from steerserve.parts.divergence.form import Divergence
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import WIDTH
 from steerserve.rules.steering.live import Live
@@ -118,6 +119,56 @@ def test_seeded_requests_at_once_read_their_beginning_once(model: Checkpoint) ->
         alone.run()
         for choice in range(2):
             assert bench.answers[number, choice].tokens == alone.answers[1, choice].tokens
+
+
+@OWN_PRODUCTS
+@pytest.mark.parametrize("seed", [None, 3])
+def test_the_choices_of_a_short_prompt_read_it_once(model: Checkpoint, seed: int | None) -> None:
+    ids, choices = tokens(40, 5), 6
+    fields: dict[str, Any] = {"ids": ids, "max_tokens": 4, "n": choices, "seed": seed}
+    fields |= {} if seed is None else {"temperature": 1.0}
+    found = []
+    for prefix_tokens in (10_000, 0):
+        bench = Counted(model, prefix_tokens=prefix_tokens)
+        bench.ask(1, "", **fields)
+        bench.run()
+        found.append(([bench.answers[1, at].tokens for at in range(choices)], bench.take()))
+    (shared, read), (alone, all_of_it) = found
+    assert shared == alone
+    # a model whose passes have the width of a block reads the last block again
+    assert read < len(ids) + choices * WIDTH
+    assert all_of_it == choices * len(ids)
+
+
+@OWN_PRODUCTS
+def test_what_was_written_is_read_again_after_a_prompt_that_is_read_once(
+    model: Checkpoint,
+) -> None:
+    """Without steering, for the divergence from the plain model."""
+    ids, choices = tokens(40, 5), 4
+    fields: dict[str, Any] = {"ids": ids, "max_tokens": 6, "n": choices, "seed": 3}
+    fields |= {"temperature": 1.0, "plan": STEERED, "divergence": Divergence([])}
+    found = []
+    for prefix_tokens in (10_000, 0):
+        bench = Counted(model, prefix_tokens=prefix_tokens)
+        with bench.attached(KEY, SAE):
+            bench.ask(1, "", **fields)
+            bench.run()
+        told = [bench.diverged[1, at] for at in range(choices)]
+        found.append((told, bench.take()))
+    (shared, read), (alone, all_of_it) = found
+    assert shared == alone
+    assert len({tuple(one.tokens) for one in shared}) > 1
+    assert read < all_of_it * 0.6
+
+
+def test_a_short_prompt_for_which_none_waits_is_not_kept(model: Checkpoint) -> None:
+    bench = Counted(model)
+    for number in range(2):
+        bench.ask(number, "", ids=tokens(40, 5), max_tokens=2)
+        bench.run()
+        assert bench.take() == 40
+    assert bench.kept == 0
 
 
 def test_no_order_of_requests_changes_a_bit(

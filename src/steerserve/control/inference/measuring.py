@@ -197,7 +197,7 @@ class VectorMeasurements:
         places = [(one.site, one.layer) for one in directions]
         every = list(dict.fromkeys([*read, *places]))
         plain = await self._repeated(
-            replace(how, sites=every), Placed({}), 0.0, asked.effort.repeats
+            replace(how, sites=every), Placed({}), 0.0, asked.effort.confirmed
         )
         begun = _Begun(
             asked,
@@ -221,48 +221,49 @@ class VectorMeasurements:
             rows += found
         done = WORK_OF_PROBE + (1 - WORK_OF_PROBE) * len(layers) / (len(layers) + 1)
         report(done, "the best layers are measured with more texts")
-        best = await self._best(begun, rows)
-        report((1 + done) / 2, "random directions are measured")
+        await self._close_in_again(begun, rows)
+        report((1 + done) / 2, "the best place and random directions are measured with many texts")
+        best = await self._confirmed(begun, rows)
         others = [] if best is None else await self._random(begun, best)
         return self._told(begun, rows, best, others)
 
-    async def _best(self, begun: _Begun, rows: list[MeasuredStrength]) -> MeasuredStrength | None:
-        """The best place, measured again with more texts: at the layers that were best with few of them the strengths
-        close in once more, or the next best of the strengths that the client named is taken."""
-        best = levers.best(rows)
-        if best is None or best.texts == len(begun.plain):
-            return best
+    async def _close_in_again(self, begun: _Begun, rows: list[MeasuredStrength]) -> None:
+        """At the layers that were best with few texts, let the strengths close in once more with more texts."""
         if begun.asked.strengths is None:
             for place in levers.best_by_layer(rows)[: begun.asked.effort.finalists]:
-                again = partial(self._again, begun, rows, place.layer)
+                again = partial(self._again, begun, rows, place.layer, begun.asked.effort.texts)
                 await _close_in(place.strength, TRIED_AGAIN, again)
-            return _best_of(rows, begun.plain)
+
+    async def _confirmed(
+        self, begun: _Begun, rows: list[MeasuredStrength]
+    ) -> MeasuredStrength | None:
+        """The best place, measured again with many texts; where they are broken, the next best one."""
+        texts = max((one.texts for one in rows), default=0)
         for _ in range(TRIED_AGAIN):
-            few = levers.best([one for one in rows if one.texts < len(begun.plain)])
-            if few is None:
-                break
-            await self._again(begun, rows, few.layer, few.strength)
-            if found := _best_of(rows, begun.plain):
-                return found
-        return None
+            best = levers.best([one for one in rows if one.texts >= texts])
+            if best is None or best.texts == len(begun.plain):
+                return best
+            many = begun.asked.effort.confirmed
+            await self._again(begun, rows, best.layer, many, best.strength)
+        return levers.best([one for one in rows if one.texts == len(begun.plain)])
 
     async def _again(
-        self, begun: _Begun, rows: list[MeasuredStrength], layer: int, strength: float
+        self, begun: _Begun, rows: list[MeasuredStrength], layer: int, texts: int, strength: float
     ) -> float:
-        """Measure a place with all texts, in place of its row with few of them. Returns the damage."""
+        """Measure a place with more texts, in place of its row with fewer. Returns the damage."""
         lever = _added(begun.vector, begun.how.resident, layer)
-        written = await self._repeated(begun.how, lever, strength, begun.asked.effort.repeats)
+        written = await self._repeated(begun.how, lever, strength, texts)
         again = await self._row(begun, layer, strength, written)
         rows[:] = [one for one in rows if (one.layer, one.strength) != (layer, strength)]
         rows.append(again)
         return levers.broken_share(again.damage)
 
     async def _repeated(
-        self, how: Writing, lever: Placed, strength: float, repeats: int
+        self, how: Writing, lever: Placed, strength: float, about: int
     ) -> list[Written]:
-        """The texts of all prompts, then further ones of all prompts: each is continued so often, or once where no
-        token is drawn by chance."""
-        repeats = repeats if how.temperature else 1
+        """About so many texts: those of all prompts, then further ones of all prompts. Each prompt is continued once
+        where no token is drawn by chance."""
+        repeats = _repeats(about, len(how.prompts)) if how.temperature else 1
         texts = await write(self._reader, replace(how, choices=repeats), lever, strength)
         return [one for number in range(repeats) for one in texts[number::repeats]]
 
@@ -415,16 +416,16 @@ class VectorMeasurements:
         for _ in range(begun.asked.random_directions):
             other = ladder.randomised(lever, {}, {}, facts.site_widths, draw)
             assert other is not None
-            repeats = begun.asked.effort.repeats
-            written = await self._repeated(begun.how, other, best.strength, repeats)
+            many = begun.asked.effort.confirmed
+            written = await self._repeated(begun.how, other, best.strength, many)
             effect = _effect(begun, written)
             found += [effect] if effect is not None else []
         return found
 
 
-def _best_of(rows: Sequence[MeasuredStrength], plain: Sequence[Written]) -> MeasuredStrength | None:
-    """The best of the places that were measured with all texts."""
-    return levers.best([one for one in rows if one.texts == len(plain)])
+def _repeats(texts: int, prompts: int) -> int:
+    """How often each prompt is continued for about so many texts."""
+    return math.ceil(texts / prompts)
 
 
 async def _close_in(first: float, most: int, measure: Callable[[float], Awaitable[float]]) -> None:
@@ -459,8 +460,10 @@ def _check_texts(asked: Measurement) -> None:
     layers = levers.LAYERS if asked.layers is None else len(asked.layers)
     effort = asked.effort
     strengths = effort.strengths if asked.strengths is None else len(asked.strengths)
-    again = 1 + effort.finalists * TRIED_AGAIN + asked.random_directions
-    texts = prompts * (layers * strengths + effort.repeats * again)
+    few = layers * strengths
+    more = effort.finalists * TRIED_AGAIN * _repeats(effort.texts, prompts)
+    many = (1 + TRIED_AGAIN + asked.random_directions) * _repeats(effort.confirmed, prompts)
+    texts = prompts * (few + more + many)
     if texts > TEXTS_MAXIMUM:
         why = f"strengths: {texts} texts would be written; at most {TEXTS_MAXIMUM} are"
         details: dict[str, object] = {"texts": texts, "maximum": TEXTS_MAXIMUM}

@@ -73,9 +73,8 @@ class DivergenceRow(RowPart):
 
 
 class _PlainStates(RowPart):
-    """Sums the values of sites at the tokens that a row has written, in the row that reads them again."""
-
-    may_reuse = False
+    """Sums the values of sites at the tokens that a row has written, in the row that reads them again. No kept
+    beginning stands for these tokens."""
 
     def __init__(self, read: SiteRead, facts: RowFacts) -> None:
         self.reads = (read,)

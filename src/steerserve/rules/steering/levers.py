@@ -123,18 +123,21 @@ RESAMPLES = 500
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How much is written to measure a vector: at each place one text of the first `prompts` of all prompts (None: of
-    all), at up to `strengths` places of a layer where the client names none; then, at the `finalists` best layers,
-    `repeats` texts of each prompt, because few texts do not tell which place is the best."""
+    all), at up to `strengths` places of a layer where the client names none; then about `texts` texts at places of the
+    `finalists` best layers, because few texts do not tell which place is the best; last about `confirmed` texts at the
+    best place, and as many of each random direction there and without steering, because the effect of chance is told
+    apart by many texts only. Each prompt is continued as often as that takes."""
 
     prompts: int | None
     strengths: int
     finalists: int
-    repeats: int
+    texts: int
+    confirmed: int
 
 
-SHORT = Effort(prompts=4, strengths=3, finalists=1, repeats=2)
+SHORT = Effort(prompts=4, strengths=3, finalists=1, texts=16, confirmed=40)
 """A training ends with this."""
-WHOLE = Effort(prompts=None, strengths=4, finalists=2, repeats=4)
+WHOLE = Effort(prompts=None, strengths=4, finalists=2, texts=32, confirmed=64)
 """A measurement that is asked for."""
 
 

@@ -19,8 +19,10 @@ from steerserve.messages import PromptToken
 from steerserve.worker.model.kv import Held
 
 LEAST = 256
-"""A shorter beginning is not kept: computing it costs little, and short prompts then never depend on earlier
-requests."""
+"""A shorter prompt is not kept for later requests, and a shorter beginning that is not exact is not used: short prompts
+then never depend on earlier requests."""
+LEAST_EXACT = 16
+"""A shorter beginning is not shared at all: computing it costs about as much as copying it."""
 
 TOKEN_BYTES, TOP_BYTES = 200, 120
 """About the memory of the score of one token, and of each probable token beside it."""
@@ -155,16 +157,19 @@ class Prefixes:
 
     def find(self, text: Text, *, is_exact: bool = False) -> Beginning | None:
         """The longest kept beginning of a text; with `is_exact`, of exact keys and values only. None where it is
-        shorter than LEAST."""
+        shorter than LEAST, and the longest exact one than LEAST_EXACT."""
         root = self._roots.get(text.signature.read)
-        if root is None or len(text.tokens) < LEAST:
+        if root is None or len(text.tokens) < LEAST_EXACT:
             return None
-        longest, waiting = Beginning(), [(root, Beginning())]
+        longest = exact = Beginning()
+        waiting = [(root, Beginning())]
         while waiting:
             node, found = waiting.pop()
             at = found.tokens
             if at > longest.tokens:
                 longest = found
+            if at > exact.tokens and found.exact == at:
+                exact = found
             if at == len(text.tokens) or (found.parts and found.parts[-1][1] < len(node.tokens)):
                 continue
             for name in _names(text, at, is_exact=is_exact):
@@ -172,6 +177,8 @@ class Prefixes:
                 if child is not None and (text.form is None or text.form in child.scores):
                     waiting.append((child, found.then(child, count)))
         if longest.tokens < LEAST:
+            longest = exact
+        if longest.tokens < LEAST_EXACT:
             return None
         self._use([node for node, _ in longest.parts])
         return longest
@@ -212,9 +219,9 @@ class Prefixes:
         while self.bytes > self._most:
             self._drop(min((n for n in self.nodes() if not n.children), key=lambda n: n.used))
 
-    def may_keep(self, tokens: int, token_bytes: int) -> bool:
+    def may_keep(self, tokens: int, token_bytes: int, least: int = LEAST) -> bool:
         """Whether a row of this many tokens is long enough to be kept, and fits."""
-        return tokens >= LEAST and tokens * token_bytes <= self._most
+        return tokens >= least and tokens * token_bytes <= self._most
 
     def clear(self) -> None:
         self._roots.clear()

@@ -61,6 +61,7 @@ class Reuse:
         self._cache = cache
         self._token_bytes = token_bytes
         self._is_exact = is_exact
+        self._least_shared = max(prefix.LEAST_EXACT, block) if is_exact else prefix.LEAST
         self._rows: dict[BatchRow, Sharing] = {}
         self.prefixes = prefixes
 
@@ -68,7 +69,7 @@ class Reuse:
         """The row waits for its first pass."""
         if self.prefixes is None or not row.may_reuse or (row.needs_exact and not self._is_exact):
             return
-        self._rows[row] = Sharing(self._text(row, row.prompt[:-1]), self._saes.version)
+        self._rows[row] = Sharing(self._begun(row), self._saes.version)
         self._follow(row)
 
     def forget(self, row: BatchRow) -> None:
@@ -119,12 +120,16 @@ class Reuse:
                 part.resume(start, notes)
 
     def read(self, row: BatchRow) -> None:
-        """A pass has read a part of the row's prompt: keep the prompt if it ends there, or if another row waits for
-        this part."""
-        if row.filled == len(row.prompt) or any(
-            its.leader is row and its.shared <= row.filled for its in self._rows.values()
-        ):
-            self._keep(row, row.prompt[: row.filled])
+        """A pass has read a part of the row's prompt: keep the prompt if it ends there and is long, or if another row
+        waits for this part."""
+        if row not in self._rows:
+            return
+        waiting = [its.shared for its in self._rows.values() if its.leader is row]
+        shared = max((size for size in waiting if size <= row.filled), default=0)
+        if shared or row.filled == len(row.prompt):
+            whole = min(row.filled, row.goal.shareable(row) + 1)
+            size, least = (whole, prefix.LEAST) if self._may_keep(whole) else (shared, 1)
+            self._keep(row, row.prompt[:size], least)
 
     def end(self, row: BatchRow) -> None:
         """Keep the keys and values of a row that ended. Those of tokens that it wrote are not exact, and are of no use
@@ -147,7 +152,7 @@ class Reuse:
                 continue
             alike = whose.text.signature.common(its.text.signature)
             shared = int(min(alike, prefix.common(whose.text.tokens, its.text.tokens)))
-            if self._may_keep(shared) and shared > its.shared:
+            if self._may_keep(shared, self._least_shared) and shared > its.shared:
                 its.leader, its.shared = other, shared
 
     def _find(self, row: BatchRow, its: Sharing) -> Beginning | None:
@@ -155,7 +160,7 @@ class Reuse:
         if not self._saes.may_reuse(row.steering):
             return None
         if its.version != self._saes.version:
-            its.text, its.version = self._text(row, row.prompt[:-1]), self._saes.version
+            its.text, its.version = self._begun(row), self._saes.version
             its.changes = -1
         if its.changes != prefixes.changes:
             its.changes = prefixes.changes
@@ -170,14 +175,18 @@ class Reuse:
             is_scored=row.goal.form is not None,
         )
 
-    def _may_keep(self, tokens: int) -> bool:
-        return cast(Prefixes, self.prefixes).may_keep(tokens, self._token_bytes)
+    def _begun(self, row: BatchRow) -> Text:
+        """The tokens of the row that a kept beginning may stand for."""
+        return self._text(row, row.prompt[: row.goal.shareable(row)])
 
-    def _keep(self, row: BatchRow, tokens: Sequence[int]) -> None:
+    def _may_keep(self, tokens: int, least: int = prefix.LEAST) -> bool:
+        return cast(Prefixes, self.prefixes).may_keep(tokens, self._token_bytes, least)
+
+    def _keep(self, row: BatchRow, tokens: Sequence[int], least: int = prefix.LEAST) -> None:
         """Keep these first tokens of the row, unless the steering changed while it ran."""
         its = self._rows.get(row)
         is_same = row.version == self._saes.version and self._saes.may_keep(row.steering)
-        if its is None or not is_same or not self._may_keep(len(tokens)):
+        if its is None or not is_same or not self._may_keep(len(tokens), least):
             return
         slot, scores = cast(CacheSlot, row.slot), row.goal.kept_scores()
         if scores is None:

@@ -66,6 +66,11 @@ class RowGoal:
     works = False
     form: Hashable | None = None
 
+    def shareable(self, row: BatchRow) -> int:
+        """The number of tokens of the prompt, from the first, for which kept keys and values may stand. The logits
+        after the last token are always needed."""
+        return len(row.prompt) - 1
+
     def first_scored(self, row: BatchRow) -> int:
         """The first position of which the logits are needed, where the prompt is scored."""
         return 0
@@ -256,6 +261,15 @@ class Rereading(Scoring):
 
     finished: BatchRow = field(kw_only=True)
     held: list[Ending] = field(kw_only=True)
+
+    @property
+    def form(self) -> Hashable | None:  # type: ignore[override]
+        """No scores are kept with a beginning, because its tokens were not written."""
+        return Rereading
+
+    def shareable(self, row: BatchRow) -> int:
+        """What was written is read; the tokens before it may be taken over."""
+        return len(self.finished.prompt)
 
     def first_scored(self, row: BatchRow) -> int:
         """The position of the last token before those that were written."""

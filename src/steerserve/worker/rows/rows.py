@@ -175,6 +175,7 @@ def reread(row: BatchRow, held: list[Ending]) -> BatchRow:
     goal = Rereading(1.0, None, None, str, str, is_echoed=True, finished=row, held=held)
     tokens = [*row.prompt, *row.out]
     wanted = [part.plain_part for part in row.parts if part.needs_plain]
+    parts = [part for part in wanted if part is not None]
     return BatchRow(
         row.request,
         row.choice,
@@ -182,8 +183,10 @@ def reread(row: BatchRow, held: list[Ending]) -> BatchRow:
         Suppressed(),
         goal,
         client=row.client,
+        may_reuse=all(part.may_reuse for part in parts),
+        needs_exact=True,
         yields=row.yields,
-        parts=[part for part in wanted if part is not None],
+        parts=parts,
     )
 
 
