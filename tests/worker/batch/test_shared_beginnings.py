@@ -162,6 +162,21 @@ def test_what_was_written_is_read_again_after_a_prompt_that_is_read_once(
     assert read < all_of_it * 0.6
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_begins_alike(
+    model: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_module, "PREFILL_TOKENS", 64)
+    bench, size = Counted(model), 100
+    long = tokens(600, 5)
+    asked = [long, [*long[:size], *tokens(4, 6)], [*long[:size], *tokens(8, 7)]]
+    answers = [bench.ask(n, "", ids=ids, max_tokens=2) for n, ids in enumerate(asked)]
+    bench.step(1)
+    waits = [bench.batch._shared._reuse.must_wait(answer.row) for answer in answers]
+    # it waits for another short one
+    assert waits == [False, False, True]
+    bench.run()
+
+
 def test_a_short_prompt_for_which_none_waits_is_not_kept(model: Checkpoint) -> None:
     bench = Counted(model)
     for number in range(2):

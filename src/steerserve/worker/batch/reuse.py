@@ -152,8 +152,14 @@ class Reuse:
                 continue
             alike = whose.text.signature.common(its.text.signature)
             shared = int(min(alike, prefix.common(whose.text.tokens, its.text.tokens)))
-            if self._may_keep(shared, self._least_shared) and shared > its.shared:
+            if shared > its.shared and self._is_worth_waiting(row, other, shared):
                 its.leader, its.shared = other, shared
+
+    def _is_worth_waiting(self, row: BatchRow, other: BatchRow, shared: int) -> bool:
+        """Whether a row waits for so many tokens of another one. For few tokens it waits only where they are half of
+        its prompt or more, and for no long prompt, which takes long to read."""
+        is_short = len(other.prompt) <= prefix.LEAST and 2 * shared >= len(row.prompt)
+        return self._may_keep(shared, self._least_shared if is_short else prefix.LEAST)
 
     def _find(self, row: BatchRow, its: Sharing) -> Beginning | None:
         prefixes = cast(Prefixes, self.prefixes)
