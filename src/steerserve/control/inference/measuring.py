@@ -55,6 +55,8 @@ SITE = "resid_post"
 HALF = 0.5
 TRIED_AGAIN = 3
 """The most strengths of a layer that are measured again with all texts."""
+CHOICES_MAXIMUM = 8
+"""The most continuations of one prompt."""
 UNFINISHED = "its measurement was not finished"
 WORK_OF_PROBE = 0.1
 """The share of the progress that is the training of the probe."""
@@ -424,8 +426,9 @@ class VectorMeasurements:
 
 
 def _repeats(texts: int, prompts: int) -> int:
-    """How often each prompt is continued for about so many texts."""
-    return math.ceil(texts / prompts)
+    """How often each prompt is continued for about so many texts. The choices of a seeded request run together, and
+    need room together."""
+    return min(CHOICES_MAXIMUM, math.ceil(texts / prompts))
 
 
 async def _close_in(first: float, most: int, measure: Callable[[float], Awaitable[float]]) -> None:
@@ -461,7 +464,8 @@ def _check_texts(asked: Measurement) -> None:
     effort = asked.effort
     strengths = effort.strengths if asked.strengths is None else len(asked.strengths)
     few = layers * strengths
-    more = effort.finalists * TRIED_AGAIN * _repeats(effort.texts, prompts)
+    closings = 0 if asked.strengths is not None else effort.finalists * TRIED_AGAIN
+    more = closings * _repeats(effort.texts, prompts)
     many = (1 + TRIED_AGAIN + asked.random_directions) * _repeats(effort.confirmed, prompts)
     texts = prompts * (few + more + many)
     if texts > TEXTS_MAXIMUM:
