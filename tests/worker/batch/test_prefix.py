@@ -607,7 +607,7 @@ def test_no_order_of_keeping_and_finding_exceeds_the_bound() -> None:
 
 @pytest.mark.parametrize(("size", "expected"), [(LEAST - 1, False), (LEAST, True), (901, False)])
 def test_a_text_may_be_kept_when_it_is_long_enough_and_fits(size: int, expected: bool) -> None:
-    assert Prefixes(1800).may_keep(size, 2) is expected
+    assert Prefixes(1800).may_keep(size, 2, LEAST) is expected
 
 
 def test_the_store_of_a_batch_stays_within_its_bound(model: Checkpoint) -> None:

@@ -219,8 +219,8 @@ class Prefixes:
         while self.bytes > self._most:
             self._drop(min((n for n in self.nodes() if not n.children), key=lambda n: n.used))
 
-    def may_keep(self, tokens: int, token_bytes: int, least: int = LEAST) -> bool:
-        """Whether a row of this many tokens is long enough to be kept, and fits."""
+    def may_keep(self, tokens: int, token_bytes: int, least: int) -> bool:
+        """Whether a row of this many tokens has at least so many, and fits."""
         return tokens >= least and tokens * token_bytes <= self._most
 
     def clear(self) -> None:

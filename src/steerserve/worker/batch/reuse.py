@@ -128,14 +128,14 @@ class Reuse:
         shared = max((size for size in waiting if size <= row.filled), default=0)
         if shared or row.filled == len(row.prompt):
             whole = min(row.filled, row.goal.shareable(row) + 1)
-            size, least = (whole, prefix.LEAST) if self._may_keep(whole) else (shared, 1)
-            self._keep(row, row.prompt[:size], least)
+            size = whole if self._may_keep(whole, prefix.LEAST) else shared
+            self._keep(row, row.prompt[:size], 1)
 
     def end(self, row: BatchRow) -> None:
         """Keep the keys and values of a row that ended. Those of tokens that it wrote are not exact, and are of no use
         for the next turn of a row that needs exact ones."""
         if not row.needs_exact:
-            self._keep(row, row.cached)
+            self._keep(row, row.cached, prefix.LEAST)
 
     # ------------------------------------------------------------- inside
 
@@ -185,10 +185,10 @@ class Reuse:
         """The tokens of the row that a kept beginning may stand for."""
         return self._text(row, row.prompt[: row.goal.shareable(row)])
 
-    def _may_keep(self, tokens: int, least: int = prefix.LEAST) -> bool:
+    def _may_keep(self, tokens: int, least: int) -> bool:
         return cast(Prefixes, self.prefixes).may_keep(tokens, self._token_bytes, least)
 
-    def _keep(self, row: BatchRow, tokens: Sequence[int], least: int = prefix.LEAST) -> None:
+    def _keep(self, row: BatchRow, tokens: Sequence[int], least: int) -> None:
         """Keep these first tokens of the row, unless the steering changed while it ran."""
         its = self._rows.get(row)
         is_same = row.version == self._saes.version and self._saes.may_keep(row.steering)
