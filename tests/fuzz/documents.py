@@ -41,6 +41,8 @@ NUMBERS = (0.0, *[1.0] * 12, -1.0, 1e-38, 3e38, -3e38, 1e300, math.inf, math.nan
 """Numbers at the ends of what a float32 or a float64 holds."""
 COUNTS = (1, 3, 60, 70, 1000, 30_000)
 """How many parts a list has: few, about a bound, and very many."""
+MOST_BYTES = 50_000_000
+"""The most bytes of the texts of one body, which the fuzzer holds in memory."""
 BOUNDARY = "fuzzed"
 LINES = (("Content-Type", "application/x-ndjson"),)
 PLAIN = (("Content-Type", JSON),)
@@ -88,7 +90,9 @@ def _lines(draw: Random, world: Any) -> Iterator[bytes]:
 def _corpus(draw: Random, world: Any, send: Send) -> None:
     body = CORPUS | {"name": f"c{draw.getrandbits(40):x}"}
     if draw.random() < 0.3:
-        body["texts"] = [values.text(draw)] * draw.choice(COUNTS)
+        text = values.text(draw)
+        most = MOST_BYTES // (len(text.encode("utf-8", "surrogatepass")) + 1)
+        body["texts"] = [text] * min(draw.choice(COUNTS), most)
     if draw.random() < 0.6:
         body = broken(draw, body)
     if isinstance(body, dict) and isinstance(body.get("max_tokens"), str):
