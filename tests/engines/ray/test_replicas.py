@@ -116,7 +116,7 @@ async def test_nodes_with_other_files_are_found_when_a_replica_comes_there(
     async with joined() as cluster:
         engine = await cluster.launch(files={folder: checkpoint_seen(folder)})
         await engine.stop()
-        monkeypatch.setattr(clusters, "PLACE_SECONDS", 10.0)
+        monkeypatch.setattr(clusters, "PLACE_SECONDS", 30.0)
         refusal = await refused(cluster.launch(files={folder: "the digest of other files"}))
         # both nodes were tried, each once
         here = f"{os.uname().nodename}: it has other files in {folder}"
