@@ -1,7 +1,8 @@
 """What it spares that the choices of a short prompt read it once: `python -m benchmarks.choices [--quick]`.
 
 SmolLM2-135M-Instruct answers four questions of a few words, each with eight choices, over HTTP: in turns by a service
-as it is, and by one that shares no beginnings (`PREFIX_CACHE_MB=0`). Each turn has other questions.
+as it is, and by one that shares no beginnings (`PREFIX_CACHE_MB=0`). Each turn has other questions. Then both continue
+eight equal prompts of few tokens, which says from which length on it pays to wait for another row.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from benchmarks.kept import Kept
 from benchmarks.machine import Spread
 
 QUESTIONS, CHOICES, TOKENS, ROUNDS = 4, 8, 24, 8
+LENGTHS, EQUAL, WRITTEN = (5, 9, 13, 17, 33), 8, 2
+FIRST_TOKEN, APART = 100, 40
+"""The id of the first token of a prompt of the first turn, and how far the prompts of two turns are apart."""
 PLACES = "house garden river market harbour castle forest kitchen village bridge".split()
 
 
@@ -38,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             order = (shared, apart) if turn % 2 else (apart, shared)
             seconds = {id(live): answered(live, turn) for live in order}
             pairs.append((seconds[id(shared)], seconds[id(apart)]))
+        few = {size: short(shared, apart, size, rounds) for size in LENGTHS}
     found = {
         "questions": QUESTIONS,
         "choices": CHOICES,
@@ -45,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "shared_s": asdict(Spread.of([one for one, _ in pairs])),
         "apart_s": asdict(Spread.of([other for _, other in pairs])),
         "rate_over_apart": asdict(Spread.of([other / one for one, other in pairs])),
+        "prompts_of_few_tokens": few,
     }
     kept.end({"choices": found})
     print(found)
@@ -70,7 +76,6 @@ def answered(live: Running, turn: int) -> float:
             "max_tokens": TOKENS,
             "n": CHOICES,
             "seed": turn + 1,
-            "ignore_eos": True,
         }
         answer = live.post("/v1/chat/completions", body)
         assert answer.status_code == 200, answer.text
@@ -79,6 +84,28 @@ def answered(live: Running, turn: int) -> float:
     with ThreadPoolExecutor(QUESTIONS) as pool:
         list(pool.map(ask, range(QUESTIONS)))
     return time.perf_counter() - begun
+
+
+def short(shared: Running, apart: Running, size: int, rounds: int) -> dict[str, float]:
+    """How many times as fast eight equal prompts of so many tokens are with sharing as without."""
+    rates = []
+    for turn in range(-1, rounds):
+        first = FIRST_TOKEN + APART * (turn + 1) + 1000 * size
+        body = {
+            "model": SMOLLM2.checkpoint.name,
+            "prompt": [list(range(first, first + size))] * EQUAL,
+            "max_tokens": WRITTEN,
+            "seed": 1,
+        }
+        seconds = {}
+        for live in (shared, apart) if turn % 2 else (apart, shared):
+            begun = time.perf_counter()
+            answer = live.post("/v1/completions", body)
+            assert answer.status_code == 200, answer.text
+            seconds[id(live)] = time.perf_counter() - begun
+        if turn >= 0:
+            rates.append(seconds[id(apart)] / seconds[id(shared)])
+    return asdict(Spread.of(rates))
 
 
 if __name__ == "__main__":

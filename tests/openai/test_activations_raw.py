@@ -82,8 +82,8 @@ def test_more_than_a_request_may_have_is_refused_with_the_arithmetic(steered: Ru
         f"{FIELD}: up to 1001 positions x 2048 numbers x 4 bytes = {choice} bytes, and {4 * choice} bytes of the choices"
         f" before it; at most {32 << 20} for a request (ACTIVATIONS_RAW_MAX_MB)"
     )
-    half = body | {"max_tokens": 400, "stop": ["."]}
-    assert steered.post(CHAT, half).status_code == 200
+    fewer = body | {"max_tokens": 400, "stop": ["."]}
+    assert steered.post(CHAT, fewer).status_code == 200
 
 
 def test_choices_and_scoring_have_them_too(steered: Running) -> None:

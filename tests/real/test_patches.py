@@ -22,6 +22,7 @@ def test_the_name_moves_to_the_last_position(tmp_path: Path) -> None:
         model = add_model(live, SMOLLM2.checkpoint)
         live.data("POST", f"/api/models/{model}/load?wait=true")
         exec(recipe.replace("Client()", f"Client({live.url!r})"), names)
+        names["client"].close()  # type: ignore[attr-defined]
     found, sweep = names["found"], names["sweep"]
     assert isinstance(found, np.ndarray)
     assert sweep.clean > 5  # type: ignore[attr-defined]

@@ -291,7 +291,7 @@ class CardFigures:
 
 
 SYSTEM = "system:metrics"
-"""The live event that has the numbers of the cards."""
+"""The name of the live event with the figures of the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

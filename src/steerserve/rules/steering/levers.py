@@ -125,8 +125,8 @@ class Effort:
     """How much is written to measure a vector: at each place one text of the first `prompts` of all prompts (None: of
     all), at up to `strengths` places of a layer where the client names none; then about `texts` texts at places of the
     `finalists` best layers, because few texts do not tell which place is the best; last about `confirmed` texts at the
-    best place, and as many of each random direction there and without steering, because the effect of chance is told
-    apart by many texts only. Each prompt is continued as often as that takes."""
+    best place, as many with each random direction there, and as many without steering, because with fewer texts the
+    intervals of a lever and of a random direction overlap. Each prompt is continued as often as that takes."""
 
     prompts: int | None
     strengths: int

@@ -21,8 +21,8 @@ from steerserve.worker.model.kv import Held
 LEAST = 256
 """A shorter prompt is not kept for later requests, and a shorter beginning that is not exact is not used: short prompts
 then never depend on earlier requests."""
-LEAST_EXACT = 16
-"""A shorter beginning is not shared at all: computing it costs about as much as copying it."""
+LEAST_EXACT = 8
+"""A shorter beginning is not shared at all: to wait for it spares less than it costs."""
 
 TOKEN_BYTES, TOP_BYTES = 200, 120
 """About the memory of the score of one token, and of each probable token beside it."""
