@@ -17,6 +17,7 @@ from starlette.routing import Route
 from steerserve import demo
 from steerserve.app import meter
 from steerserve.logs import setup as log
+from steerserve.nouns import registry
 from steerserve.rules import changes
 from tests.conftest import Start
 from tests.service import Running, add_model, add_sae, load_demo
@@ -205,14 +206,15 @@ WHO = {"authorization": f"Bearer {KEY}"}
 
 def test_every_request_that_changes_something_has_a_name_in_the_log(shared: Running) -> None:
     routes = [route for route in shared.service.api.routes if isinstance(route, Route)]
+    questions = changes.QUESTIONS.union(*(noun.questions for noun in registry.nouns().values()))
     asked = {
         (method, route.path)
         for route in routes
         if route.include_in_schema and route.path.startswith("/api/")
         for method in (route.methods or set()) - {"GET", "HEAD"}
-        if route.path not in changes.QUESTIONS
+        if route.path not in questions
     }
-    assert asked == set(changes.ACTIONS)
+    assert asked == set(registry.actions())
 
 
 def logged(live: Running, event: str, count: int) -> list[dict[str, Any]]:

@@ -11,10 +11,10 @@ from steerserve.database.batches import BatchStore, LineAnswer
 from steerserve.database.by_bytes import Portion, portions
 from steerserve.database.db import Database
 from steerserve.database.files import FileStore
-from steerserve.database.runs import RunStore
 from steerserve.errors import Refusal
+from steerserve.nouns.runs.store import RunStore
 from steerserve.rules.bounds import STORED_READ_BYTES
-from tests.database.test_runs import new
+from tests.nouns.runs.test_store import new
 
 K = STORED_READ_BYTES // 4
 LINES = [b"a" * K, b"b" * K, b"c" * (9 * K + 1), b"d", b"e" * (4 * K), b"f"]

@@ -28,8 +28,8 @@ from steerserve.control.sensing.corpus_results import (
     file_of,
     unpacked,
 )
-from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae
 from steerserve.database.db import Database
+from steerserve.nouns.corpora.store import CorpusRow, CorpusStore, ReadSae
 from tools.demo.corpus import take
 
 NAME = "stories of the demo"

@@ -20,6 +20,7 @@ from structlog.contextvars import bound_contextvars
 
 from steerserve.control.health.turns import UNKNOWN_ROUTE, LoopWatch
 from steerserve.control.metrics import CURRENT, Metrics, RequestRecord
+from steerserve.nouns import registry
 from steerserve.rules import changes, clients
 
 log = structlog.get_logger(__name__)
@@ -120,7 +121,7 @@ class _Seen:
 
 
 def _log_change(scope: Scope, route: str, record: RequestRecord, status: int) -> None:
-    action = changes.ACTIONS.get((scope["method"], route))
+    action = registry.actions().get((scope["method"], route))
     if action is None:
         return
     named = changes.object_of(scope.get("path_params", {})) | record.object

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from steerserve.api.answers import RefusedAnswer, events
 from steerserve.app.fields import FieldTexts
 from steerserve.http.guards import PROBES
+from steerserve.nouns import registry
 from steerserve.openai.answers import FaultBody
 
 REFUSALS = (400, 401, 403, 404, 405, 408, 409, 413, 415, 422, 431, 500, 503, 507)
@@ -44,7 +45,7 @@ class DescribedApi(FastAPI):
             # the framework describes refusals of its own, which no route answers
             for name in ("HTTPValidationError", "ValidationError"):
                 del schemas[name]
-            schemas |= _bodies() | events.components()
+            schemas |= _bodies() | events.components(registry.events())
             document["components"]["securitySchemes"] = _SCHEMES
             document["security"] = [{_KEY: []}, {}]
             for path in PROBES:

@@ -5,21 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from steerserve.api.health import health as health_routes
-from steerserve.api.inference import captures as capture_routes
 from steerserve.api.inference import compare as compare_routes
-from steerserve.api.inference import contrasts as contrast_routes
-from steerserve.api.inference import corpora as corpus_routes
-from steerserve.api.inference import effects as effect_routes
-from steerserve.api.inference import feature_search as feature_search_routes
 from steerserve.api.inference import jobs as job_routes
-from steerserve.api.inference import lens as lens_routes
-from steerserve.api.inference import lenses as trained_lens_routes
-from steerserve.api.inference import measuring as measuring_routes
-from steerserve.api.inference import patches as patch_routes
-from steerserve.api.inference import runs as run_routes
-from steerserve.api.inference import suggestions as suggestion_routes
 from steerserve.api.inference import tokens as token_routes
-from steerserve.api.inference import training as training_routes
 from steerserve.api.models import models as model_routes
 from steerserve.api.residency import leases as lease_routes
 from steerserve.api.residency import replicas as replica_routes
@@ -29,7 +17,6 @@ from steerserve.api.sensing import circuit_sensing as circuit_sensing_routes
 from steerserve.api.sensing import features as feature_routes
 from steerserve.api.sensing import monitoring as monitoring_routes
 from steerserve.api.sensing import sensing as sensing_routes
-from steerserve.api.sensing import vector_tokens as vector_token_routes
 from steerserve.api.steering import circuits as circuit_routes
 from steerserve.api.steering import clusters as cluster_routes
 from steerserve.api.steering import directions as direction_routes
@@ -37,6 +24,8 @@ from steerserve.api.steering import interventions as intervention_routes
 from steerserve.api.steering import profiles as profile_routes
 from steerserve.api.steering import steering as steering_routes
 from steerserve.app.wiring import Owners
+from steerserve.nouns.registry import nouns
+from steerserve.nouns.runs.noun import RUNS
 from steerserve.openai import batches as batch_routes
 from steerserve.openai import chat as chat_routes
 from steerserve.openai import completions as completion_routes
@@ -51,8 +40,10 @@ from steerserve.openai.intake import Intake
 
 def inference(owners: Owners) -> list[APIRouter]:
     """The routers of `/v1`."""
-    parts = render.AnswerParts(owners.generation, owners.settings, owners.metrics, owners.runs)
-    intake = _intake(owners)
+    runs = owners.owner(RUNS)
+    parts = render.AnswerParts(owners.generation, owners.settings, owners.metrics, runs)
+    intake = Intake(owners.settings, owners.served, owners.profiles, owners.body_reader)
+    runs.read_requests_by(intake.again)
     answering = [
         chat_routes.router(intake, parts),
         completion_routes.router(intake, parts),
@@ -68,17 +59,15 @@ def inference(owners: Owners) -> list[APIRouter]:
     ]
 
 
-def _intake(owners: Owners) -> Intake:
-    return Intake(owners.settings, owners.served, owners.profiles, owners.body_reader)
-
-
 def management(owners: Owners) -> list[APIRouter]:
     """The routers of `/api`. Routes with fixed words come before routes that read the same part of the path as an
     id."""
     attached = attachment_routes.Status(
         owners.conductor, owners.steering, owners.monitoring, owners.corpus_results
     )
+    of_nouns = (owners.world.router(noun) for noun in nouns().values())
     return [
+        *(router for router in of_nouns if router is not None),
         model_routes.router(
             owners.models, owners.model_downloads, owners.conductor, owners.replicas
         ),
@@ -89,30 +78,15 @@ def management(owners: Owners) -> list[APIRouter]:
         monitoring_routes.router(
             owners.monitoring, owners.features.labels, owners.features.examples
         ),
-        suggestion_routes.router(owners.suggestions),
-        feature_search_routes.router(
-            owners.features, owners.promotions, owners.text_search, owners.settings
-        ),
         feature_routes.router(owners.features),
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
         sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
         token_routes.router(owners.speller, owners.settings),
         job_routes.router(owners.jobs),
-        run_routes.router(owners.runs, _intake(owners).again, owners.settings),
-        lens_routes.router(owners.lenses, owners.speller, owners.settings),
-        trained_lens_routes.router(owners.trained_lenses),
-        contrast_routes.router(owners.contrasts, owners.settings),
-        patch_routes.router(owners.patches, owners.settings),
-        corpus_routes.router(owners.corpora, owners.settings),
-        capture_routes.router(owners.captures, owners.settings),
-        effect_routes.router(owners.effects, owners.settings),
         profile_routes.router(owners.profiles, owners.serving, owners.reader),
         cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
-        training_routes.router(owners.trainings, owners.settings),
-        measuring_routes.router(owners.measurements, owners.settings),
         direction_routes.vector_router(owners.vectors, owners.features.examples),
-        vector_token_routes.router(owners.promoting_vectors),
         direction_routes.probe_router(owners.probes),
         sensing_routes.router(owners.sensing),
         circuit_sensing_routes.router(owners.circuit_sensing),

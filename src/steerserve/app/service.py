@@ -29,6 +29,7 @@ from steerserve.http.forwarded import Forwarded
 from steerserve.http.guards import Guards
 from steerserve.http.head_requests import HeadRequests
 from steerserve.logs import setup as log
+from steerserve.nouns import registry
 from steerserve.settings import Settings
 from steerserve.settings.secrets import keys_in
 
@@ -83,7 +84,10 @@ class Service:
         Raises:
             CannotStart: the database cannot be used.
         """
-        await self.owners.around.database.open()
+        database = self.owners.around.database
+        await database.open()
+        if tables := registry.foreign_tables():
+            await database.make_missing(tables)
         await self.owners.catalog.fill()
 
     async def read_keys_again(self) -> None:

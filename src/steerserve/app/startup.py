@@ -22,6 +22,7 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.control.steering.clusters import ImportOptions
 from steerserve.database.catalog import ModelRow, SaeRow
 from steerserve.errors import Refusal
+from steerserve.nouns.corpora.noun import CORPORA
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -355,7 +356,7 @@ async def _import_corpus(owners: Owners, model: str, sae_ids: Mapping[str, str])
     room, and where a person has given the name to another corpus."""
     document = await asyncio.to_thread(demo.CORPUS.read_bytes)
     try:
-        await owners.corpora.add_results(demo.CORPUS_ID, document, model, sae_ids)
+        await owners.owner(CORPORA).add_results(demo.CORPUS_ID, document, model, sae_ids)
     except Refusal as refusal:
         log.warning("demo_corpus_not_stored", code=refusal.code, reason=refusal.message)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from steerserve.control.bus import Bus
 from steerserve.control.client_paths import client_paths
@@ -21,24 +22,12 @@ from steerserve.control.health.turns import LoopWatch
 from steerserve.control.health.watched import Watched
 from steerserve.control.inference.batch_models import BatchModels
 from steerserve.control.inference.batches import Batches
-from steerserve.control.inference.captures import Captures
 from steerserve.control.inference.compare import Compare
-from steerserve.control.inference.contrasts import Contrasts
-from steerserve.control.inference.corpora import Corpora
-from steerserve.control.inference.effects import EffectMeasurements
 from steerserve.control.inference.generate import Generation
-from steerserve.control.inference.lenses import Lenses
 from steerserve.control.inference.lookups import Lookups
-from steerserve.control.inference.measuring import VectorMeasurements
-from steerserve.control.inference.patches import PatchSweeps
 from steerserve.control.inference.queue import Queue
-from steerserve.control.inference.runs import Runs
 from steerserve.control.inference.spelling import Speller
-from steerserve.control.inference.suggestions import Suggestions
-from steerserve.control.inference.text_search import TextSearch
 from steerserve.control.inference.texts import TextReader
-from steerserve.control.inference.trained_lenses import TrainedLenses
-from steerserve.control.inference.training import Trainings
 from steerserve.control.jobs import Jobs
 from steerserve.control.metrics import Metrics
 from steerserve.control.models.contents import ModelContents
@@ -61,10 +50,8 @@ from steerserve.control.sensing.circuit_sensing import CircuitSensing
 from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.features import Features
 from steerserve.control.sensing.monitoring import Monitoring
-from steerserve.control.sensing.promotions import Promotions
 from steerserve.control.sensing.recorder import Recorder
 from steerserve.control.sensing.sensing import ClusterSensing
-from steerserve.control.sensing.vector_tokens import PromotingVectors
 from steerserve.control.steering.circuits import Circuits
 from steerserve.control.steering.claims import LayerClaims
 from steerserve.control.steering.cluster_packs import ClusterPacks
@@ -79,19 +66,13 @@ from steerserve.control.steering.vectors import Vectors
 from steerserve.database.batches import BatchStore
 from steerserve.database.catalog import Catalog, Clock, utc_now
 from steerserve.database.circuits import CircuitStore
-from steerserve.database.corpora import CorpusStore
 from steerserve.database.db import Database
 from steerserve.database.directions import ProbeStore, VectorStore
 from steerserve.database.documents import Documents
-from steerserve.database.effects import EffectStore
 from steerserve.database.files import FileStore
 from steerserve.database.labels import Labels
-from steerserve.database.lenses import LensStore
-from steerserve.database.promoted import PromotedStore
-from steerserve.database.room import DocumentRoom
-from steerserve.database.runs import RunStore
+from steerserve.database.room import DOCUMENTS, KINDS, DocumentRoom
 from steerserve.database.sensing import FiringStore
-from steerserve.database.suggestions import SuggestionStore
 from steerserve.database.tables import batches, circuit_sensing_events, files, sensing_events
 from steerserve.engines.ray.cluster import RayCluster
 from steerserve.engines.sandbox.schemas import Checker
@@ -99,7 +80,13 @@ from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub, cluster_hub
 from steerserve.hub.downloads import Downloads
 from steerserve.logs.recent import RecentLines
+from steerserve.nouns.captures.noun import CAPTURES
+from steerserve.nouns.corpora.store import CorpusStore
+from steerserve.nouns.noun import Noun, World
+from steerserve.nouns.registry import nouns
 from steerserve.settings import Settings
+
+Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +147,15 @@ class Owners:
         self.bus.subscribe(partial(count_load, self.metrics))
         self.catalog = Catalog(around.database)
         self.paths = client_paths(settings)
+        documents = {kind: one for noun in nouns().values() for kind, one in noun.documents.items()}
+        kinds = [*KINDS, *documents]
         self.room = DocumentRoom(
             around.database.folder,
             settings.max_stored_documents,
             settings.stored_documents_mb,
             settings.disk_reserve_mb,
+            tables=(*DOCUMENTS, *documents.values()),
+            kinds=f"{', '.join(kinds[:-1])} and {kinds[-1]}",
         )
         self.labels = Labels(around.database, self.room)
         self.reader = DocumentReader()
@@ -174,8 +165,8 @@ class Owners:
         self._make_interventions()
         self._make_observing()
         self._make_requests()
-        self._make_work_on_texts()
         self._make_batches()
+        self.world = self._world()
         self._make_vitals()
 
     async def close(self) -> None:
@@ -184,7 +175,7 @@ class Owners:
         self.conductor.is_closing = True
         await self.batches.close()
         await self.jobs.close()
-        await self.runs.close()
+        await self.world.close()
         await self.sae_downloads.close()
         await self.downloads.close()
         await self.contents.close()
@@ -196,8 +187,6 @@ class Owners:
         await self.circuit_sensing.close()
         await self.claims.close()
         self.reader.close()
-        self.corpora.close()
-        self.captures.close()
         self.body_reader.close()
         await self.around.downloaders.close()
         await self.around.checker.close()
@@ -251,17 +240,15 @@ class Owners:
         probes = ProbeStore(around.database, self.room)
         self.probes = Probes(probes, self.reader, around.hub, self.paths)
         # monitoring is made after the owners of steering
-        self.corpus_store = CorpusStore(
-            around.database, self.settings.corpora_max_mb, self.room, around.now
-        )
-        self.corpus_results = CorpusResults(self.corpus_store, conductor)
+        corpora = CorpusStore(around.database, self.settings.corpora_max_mb, self.room, around.now)
+        self.corpus_results = CorpusResults(corpora, conductor)
         self.edit_parts = EditParts(
             self.settings,
             self.vectors,
             self.probes,
             lambda key, index: self.monitoring.counted(key, index),
             self.corpus_results.largest,
-            lambda source, place: self.captures.values(source, place),
+            lambda source, place: self.owner(CAPTURES).values(source, place),
         )
         self.interventions = Interventions(self.steering, conductor, self.edit_parts)
         self.serving = Serving(
@@ -305,9 +292,6 @@ class Owners:
             self.corpus_results,
         )
         self.jobs = Jobs(self.bus, self.around.now)
-        promoted = PromotedStore(self.around.database, self.room, self.around.now)
-        self.promotions = Promotions(promoted, self.features, self.conductor, self.jobs)
-        self.promoting_vectors = PromotingVectors(self.vectors, self.conductor)
 
     def _make_sensing(self) -> None:
         settings, around, metrics = self.settings, self.around, self.metrics
@@ -373,26 +357,7 @@ class Owners:
             Lookups(self.edit_parts, self.features, self.corpus_results),
         )
         self.bus.subscribe(self.generation.took)
-        self.runs = self._runs()
         self.speller = Speller(settings, self.conductor)
-        self.trained_lenses = TrainedLenses(
-            settings,
-            LensStore(self.around.database, self.room, self.around.now),
-            self.around.hub,
-            self.downloads,
-            self.conductor,
-            self.launcher,
-            self.jobs,
-            self.paths,
-        )
-        self.lenses = Lenses(
-            self.generation,
-            self.served,
-            self.conductor,
-            self.features,
-            self.trained_lenses,
-            self.paths,
-        )
         self.compare = Compare(
             self.generation,
             self.served,
@@ -401,71 +366,36 @@ class Owners:
             self.metrics,
         )
 
-    def _make_work_on_texts(self) -> None:
-        settings = self.settings
-        self.texts = TextReader(self.conductor, self.queue)
-        self.text_search = TextSearch(
-            self.settings, self.conductor, self.texts, self.features, self.corpus_results
-        )
-        self.contrasts = Contrasts(self.conductor, self.texts, self.features, self.jobs)
-        self.patches = PatchSweeps(settings, self.conductor, self.texts, self.speller, self.jobs)
-        self.corpora = Corpora(
-            settings,
-            self.corpus_store,
-            self.corpus_results,
-            self.texts,
-            self.around.hub,
-            self.conductor,
-            self.jobs,
-            self.paths,
-        )
-        self.captures = Captures(
-            settings,
-            self.texts,
-            self.around.hub,
-            self.conductor,
-            self.jobs,
-            self.paths,
-            self.edit_parts,
-            self.corpora,
-            self.around.now,
-        )
-        self.suggestions = Suggestions(
-            settings,
-            SuggestionStore(self.around.database, self.room, self.around.now),
-            self.labels,
-            self.features,
-            self.corpus_results,
-            self.texts,
-            self.generation,
-            self.served,
-            self.conductor,
-            self.jobs,
-        )
-        self.measurements = VectorMeasurements(self.conductor, self.texts, self.vectors, self.jobs)
-        self.trainings = Trainings(
-            self.conductor, self.texts, self.vectors, self.probes, self.jobs, self.measurements
-        )
-        self.effects = EffectMeasurements(
-            self.settings,
-            self.conductor,
-            self.texts,
-            self.edit_parts,
-            self.jobs,
-            EffectStore(self.around.database, self.room, self.around.now),
+    def _world(self) -> World:
+        around = self.around
+        return World(
+            settings=self.settings,
+            database=around.database,
+            room=self.room,
+            now=around.now,
+            hub=around.hub,
+            downloads=self.downloads,
+            launcher=around.launcher,
+            cards=around.cards,
+            bus=self.bus,
+            conductor=self.conductor,
+            paths=self.paths,
+            labels=self.labels,
+            vectors=self.vectors,
+            probes=self.probes,
+            edit_parts=self.edit_parts,
+            features=self.features,
+            corpus_results=self.corpus_results,
+            jobs=self.jobs,
+            served=self.served,
+            generation=self.generation,
+            texts=TextReader(self.conductor, self.queue),
+            speller=self.speller,
         )
 
-    def _runs(self) -> Runs:
-        settings, around = self.settings, self.around
-        store = RunStore(
-            around.database, settings.runs_max_days, settings.runs_max_mb, self.room, around.now
-        )
-
-        def cards() -> list[str]:
-            reading = around.cards.last
-            return [card.name for card in reading.cards] if reading is not None else []
-
-        return Runs(settings, store, self.generation, cards, around.now)
+    def owner(self, noun: Noun[Owner]) -> Owner:
+        """The owner of a noun that has a folder in `nouns/`, or a package of its own."""
+        return self.world.owner(noun)
 
     def _make_batches(self) -> None:
         settings, around = self.settings, self.around
@@ -500,7 +430,7 @@ class Owners:
             claims=self.claims,
             replicas=self.replicas,
             nodes=self.nodes,
-            runs=self.runs,
+            noun_health=self.world.health,
             loop=self.loop_watch,
             metrics=self.metrics,
             monitoring=self.monitoring,

@@ -15,7 +15,7 @@ from steerserve.client import shown
 from steerserve.client.faults import ODD, UnexpectedAnswer, from_error
 from steerserve.control.inference import views
 from steerserve.control.sensing.feature_views import FeatureDetails
-from steerserve.rules.inference.patches import PatchedCell, Patches
+from steerserve.nouns.patches.rules import PatchedCell, Patches
 
 if TYPE_CHECKING:
     from steerserve.client.arrays import Activations, Matrix

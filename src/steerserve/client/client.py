@@ -37,12 +37,12 @@ from steerserve.client.calls import (
     route,
 )
 from steerserve.client.faults import ServiceError, ServiceUnreachable
-from steerserve.control.inference.lens_views import AttributionAnswer, LensAnswer
 from steerserve.control.inference.views import TokenizedText
 from steerserve.control.models.views import ModelList
+from steerserve.nouns.lens.form import AttributionAnswer, LensAnswer
+from steerserve.nouns.lens.rules import AttributedPositions, AttributionMethod
 from steerserve.rules import near_names
 from steerserve.rules.inference import fields, names
-from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
 
 if TYPE_CHECKING:
     import numpy as np

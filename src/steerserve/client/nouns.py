@@ -47,29 +47,7 @@ from steerserve.control.health.views import (
     Readiness,
     ServiceVersion,
 )
-from steerserve.control.inference.capture_views import (
-    CaptureDetails,
-    CaptureList,
-    CaptureRecord,
-    DeletedCapture,
-)
-from steerserve.control.inference.effect_views import (
-    DeletedEffects,
-    EffectList,
-    EffectRecord,
-    Effects,
-    KeptEffects,
-)
-from steerserve.control.inference.lens_views import DeletedLens, LensList
-from steerserve.control.inference.views import (
-    Contrast,
-    ContrastedFeature,
-    DeletedRun,
-    ImportedRuns,
-    JobList,
-    JobRecord,
-    RunList,
-)
+from steerserve.control.inference.views import JobList, JobRecord
 from steerserve.control.models.views import (
     DeletedModel,
     ModelList,
@@ -96,16 +74,12 @@ from steerserve.control.saes.views import (
     SaeList,
     SaeRecord,
 )
-from steerserve.control.sensing.corpus_views import CorpusList, CorpusRecord, DeletedCorpus
 from steerserve.control.sensing.feature_views import (
-    AcceptedLabels,
     FeatureLabel,
     FeatureSearch,
     ImportedLabels,
     LabelPage,
     SimilarFeature,
-    SuggestedLabel,
-    SuggestionList,
     VectorTokens,
 )
 from steerserve.control.sensing.monitoring_views import (
@@ -169,9 +143,27 @@ from steerserve.control.steering.views import (
     SteeringState,
 )
 from steerserve.logs.lines import Level, LogLine, LogLines
-from steerserve.rules.inference.lens import LensRecord
-from steerserve.rules.inference.patches import Patches
-from steerserve.rules.inference.runs import Replayed, RunSummary, ShownRun
+from steerserve.nouns.captures.form import (
+    CaptureDetails,
+    CaptureList,
+    CaptureRecord,
+    DeletedCapture,
+)
+from steerserve.nouns.contrasts.form import Contrast, ContrastedFeature
+from steerserve.nouns.corpora.form import CorpusList, CorpusRecord, DeletedCorpus
+from steerserve.nouns.effects.form import (
+    DeletedEffects,
+    EffectList,
+    EffectRecord,
+    Effects,
+    KeptEffects,
+)
+from steerserve.nouns.lens.rules import LensRecord
+from steerserve.nouns.patches.rules import Patches
+from steerserve.nouns.runs.form import DeletedRun, ImportedRuns, RunList
+from steerserve.nouns.runs.rules import Replayed, RunSummary, ShownRun
+from steerserve.nouns.suggestions.form import AcceptedLabels, SuggestedLabel, SuggestionList
+from steerserve.nouns.trained_lenses.form import DeletedLens, LensList
 from steerserve.rules.jobs import JobFacts
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.lease_status import (

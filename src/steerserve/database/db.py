@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import structlog
-from sqlalchemy import URL, Connection, delete, make_url, select, text, update
+from sqlalchemy import URL, Connection, Table, delete, make_url, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -147,6 +148,16 @@ class Database:
         if self._file is not None:
             await asyncio.to_thread(self._file.close)
         await self._hold.release()
+
+    async def make_missing(self, tables: Sequence[Table]) -> None:
+        """Make those of these tables that are missing.
+
+        Raises:
+            Refusal: DATABASE_UNAVAILABLE.
+        """
+        async with self.write() as connection:
+            for table in tables:
+                await connection.run_sync(partial(table.create, checkfirst=True))
 
     @property
     def folder(self) -> Path | None:

@@ -11,9 +11,13 @@ from pathlib import Path
 from sqlalchemy import Table, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from steerserve.database.tables import circuits, effects, lenses, probes, profiles, vectors
+from steerserve.database.tables import circuits, probes, profiles, vectors
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
+
+DOCUMENTS = (profiles, circuits, vectors, probes)
+KINDS = ("profiles", "clusters", "circuits", "vectors", "probes")
+"""What these tables hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,8 @@ class DocumentRoom:
     most: int
     most_mb: int
     reserve_mb: int
-    tables: Sequence[Table] = (profiles, circuits, vectors, probes, effects, lenses)
-    kinds: str = "profiles, clusters, circuits, vectors, probes, effects and trained lenses"
+    tables: Sequence[Table] = DOCUMENTS
+    kinds: str = "documents"
     setting: str = "MAX_STORED_DOCUMENTS"
 
     async def check_disk(self, size: int) -> None:

@@ -30,9 +30,6 @@ from sqlalchemy.types import TypeDecorator
 
 from steerserve.database.paths import DataPath
 from steerserve.rules.inference.batches import AttachedSae, LineFault
-from steerserve.rules.inference.effects import EffectSummary
-from steerserve.rules.inference.lens import LensSource
-from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
 from steerserve.rules.steering.binding import CircuitOutline
 from steerserve.rules.steering.circuit import Circuit
@@ -202,16 +199,6 @@ label_suggestions = Table(
 )
 """`accepted` is the label that was made of a suggestion for the feature."""
 
-promoted_tokens = Table(
-    "promoted_tokens",
-    metadata,
-    Column("key", String(64), primary_key=True),
-    Column("top", Integer, nullable=False),
-    Column("tokens", LargeBinary, nullable=False),
-    Column("effects", LargeBinary, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-)
-"""`key` names the content of the SAE and of the model. `tokens` and `effects` are the bytes of a `PromotedTable`."""
 
 profiles = Table(
     "profiles",
@@ -315,133 +302,6 @@ probes = Table(
 )
 """`data` has the weights of the layers one after the other, as `vectors` has directions."""
 
-lenses = Table(
-    "lenses",
-    metadata,
-    Column("id", String(17), primary_key=True),
-    Column("name", String(120), nullable=False),
-    Column("kind", String(20), nullable=False),
-    Column("width", Integer, nullable=False),
-    Column("layers", Encoded(tuple[int, ...]), nullable=False),
-    Column("model_layers", Integer),
-    Column("model_hint", String(255)),
-    Column("unembed_hash", String(64)),
-    Column("source", Encoded(LensSource), nullable=False),
-    Column("path", DataPath, nullable=False),
-    Column("file_bytes", BigInteger, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("stored_bytes", Integer, nullable=False),
-    UniqueConstraint("name", name="uq_lenses_name"),
-    UniqueConstraint("path", name="uq_lenses_path"),
-    Index("ix_lenses_listed", "created_at", "id"),
-    Index("ix_lenses_stored_bytes", "stored_bytes"),
-)
-"""Trained lenses. `path` is the folder or the file on this machine."""
-
-corpora = Table(
-    "corpora",
-    metadata,
-    Column("id", String(20), primary_key=True),
-    Column("name", String(120), nullable=False),
-    Column("model", String(255), nullable=False),
-    Column("asked", JsonObject, nullable=False),
-    Column("digest", String(64)),
-    Column("parts", Integer, nullable=False, default=0),
-    Column("next_text", BigInteger, nullable=False, default=0),
-    Column("next_token", BigInteger, nullable=False, default=0),
-    Column("tokens", BigInteger, nullable=False, default=0),
-    Column("counted", BigInteger, nullable=False, default=0),
-    Column("stored_bytes", BigInteger, nullable=False, default=0),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("finished_at", UtcDateTime),
-    UniqueConstraint("name", name="uq_corpora_name"),
-)
-
-corpus_saes = Table(
-    "corpus_saes",
-    metadata,
-    Column("corpus_id", String(20), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("key", String(64), nullable=False),
-    Column("sae_id", String(50), nullable=False),
-    Column("layer", Integer, nullable=False),
-    Column("site", String(50), nullable=False),
-    Column("d_sae", Integer, nullable=False),
-    Column("maxima", LargeBinary, nullable=False),
-    Column("counts", LargeBinary, nullable=False),
-)
-
-corpus_parts = Table(
-    "corpus_parts",
-    metadata,
-    Column("corpus_id", String(20), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("contexts", LargeBinary, nullable=False),
-)
-
-corpus_activations = Table(
-    "corpus_activations",
-    metadata,
-    Column("corpus_id", String(20), primary_key=True),
-    Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("sae", Integer, primary_key=True, autoincrement=False),
-    Column("data", LargeBinary, nullable=False),
-)
-"""What was read of each part, until the corpus is done. `sae` is the number of the SAE in `corpus_saes`."""
-
-corpus_features = Table(
-    "corpus_features",
-    metadata,
-    Column("corpus_id", String(20), primary_key=True),
-    Column("sae", Integer, primary_key=True, autoincrement=False),
-    Column("feature", Integer, primary_key=True, autoincrement=False),
-    Column("data", LargeBinary, nullable=False),
-)
-runs = Table(
-    "runs",
-    metadata,
-    Column("number", Integer, primary_key=True, autoincrement=True),
-    Column("request_id", String(64), nullable=False),
-    Column("summary", Encoded(RunSummary), nullable=False),
-    Column("run", Text, nullable=False),
-    Column("kept_at", UtcDateTime, nullable=False),
-    Column("stored_bytes", Integer, nullable=False),
-    Column("x_request_id", String(128)),
-    UniqueConstraint("request_id", name="uq_runs_request_id"),
-    Index("ix_runs_kept_at", "kept_at"),
-    Index("ix_runs_x_request_id", "x_request_id"),
-    Index("ix_runs_stored_bytes", "stored_bytes"),
-    sqlite_autoincrement=True,
-)
-"""`run` is the whole record as JSON."""
-
-effects = Table(
-    "effects",
-    metadata,
-    Column("id", String(19), primary_key=True),
-    Column("digest", String(71), nullable=False),
-    Column("summary", Encoded(EffectSummary), nullable=False),
-    Column("result", Text, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("stored_bytes", Integer, nullable=False),
-    UniqueConstraint("digest", name="uq_effects_digest"),
-    Index("ix_effects_listed", "created_at", "id"),
-    Index("ix_effects_stored_bytes", "stored_bytes"),
-)
-"""`result` is the whole result as JSON."""
-
-effect_evidence = Table(
-    "effect_evidence",
-    metadata,
-    Column("number", Integer, primary_key=True, autoincrement=True),
-    Column("effect_id", String(19), ForeignKey("effects.id", ondelete="CASCADE"), nullable=False),
-    Column("profile_id", String(17), ForeignKey("profiles.id", ondelete="CASCADE")),
-    Column("circuit_id", String(17), ForeignKey("circuits.id", ondelete="CASCADE")),
-    UniqueConstraint("effect_id", "profile_id", "circuit_id", name="uq_effect_evidence"),
-    Index("ix_effect_evidence_profile", "profile_id"),
-    Index("ix_effect_evidence_circuit", "circuit_id"),
-)
-"""Which profile (or cluster) or which circuit a result is evidence for."""
 
 files = Table(
     "files",

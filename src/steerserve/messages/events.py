@@ -10,7 +10,7 @@ from msgspec import structs
 
 from steerserve.messages.sensing import SensedEdges, SensedSpans, Window
 from steerserve.messages.values import ChatTemplate, Message
-from steerserve.rules.inference.lens import AttributionMethod, LensKind
+from steerserve.nouns.lens.rules import AttributionMethod, LensKind
 from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.generation_config import GenerationConfig
 from steerserve.rules.models.nearness import Exactness

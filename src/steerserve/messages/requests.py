@@ -21,8 +21,8 @@ from steerserve.messages.values import (
     Sampling,
     Suppressed,
 )
-from steerserve.rules.inference.lens import AttributedPositions, AttributionMethod
-from steerserve.rules.inference.patches import Cell, Metric
+from steerserve.nouns.lens.rules import AttributedPositions, AttributionMethod
+from steerserve.nouns.patches.rules import Cell, Metric
 from steerserve.rules.steering.edits import Edit
 
 

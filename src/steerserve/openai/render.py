@@ -20,12 +20,12 @@ from steerserve.control import retry
 from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Generation, Run
 from steerserve.control.inference.positions import late_parts, with_own_chunks
-from steerserve.control.inference.runs import Runs
 from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
 from steerserve.messages import Embedded, Outcome, Piece, Scored, Started
+from steerserve.nouns.runs.owner import Runs
 from steerserve.openai import headers as service_headers
 from steerserve.openai.chunks import Chunks
 from steerserve.openai.intake import Accepted

@@ -460,7 +460,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "imports or replays a recorded answer with many edits",
         "{RECORDED_LISTS} times the edits and conditions of a request",
         "422 `TOO_MANY_EDITS`, `INVALID_INTERVENTION`",
-        "tests/rules/inference/test_runs.py"
+        "tests/nouns/runs/test_rules.py"
         "::test_edits_that_no_request_can_have_are_refused_by_place_at_the_import_and_the_replay",
     ),
     Bound(
@@ -475,7 +475,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "asks for many positions and layers at `/api/lens`",
         "{LENS_MAX_DISTRIBUTIONS}, {LENS_MAX_ENTRIES}",
         "400 `INVALID_PARAMETER` before any pass",
-        "tests/api/inference/test_lens.py::test_bounds_and_what_needs_a_model_or_an_sae",
+        "tests/nouns/lens/test_routes.py::test_bounds_and_what_needs_a_model_or_an_sae",
     ),
     Bound(
         "bodies",
@@ -491,7 +491,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{PATCH_CELLS} cells, {PATCHES_MAX_TOKENS} cells times tokens; {PATCH_GROUPS} positions, groups and positions "
         "of a group; {PATCH_NOISE_REPEATS} patches of a text into itself",
         "400 `INVALID_PARAMETER` (422 for the lists) before the job; the job runs in parts beside requests",
-        "tests/api/inference/test_patches.py::test_a_sweep_that_is_too_large_is_refused_with_its_arithmetic",
+        "tests/nouns/patches/test_routes.py::test_a_sweep_that_is_too_large_is_refused_with_its_arithmetic",
     ),
     Bound(
         "documents",
@@ -549,7 +549,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "records of runs",
         "{MAX_BODY_BYTES:MB}, {IMPORT_LINES} lines; {RUN_VALUES} values of a record, and of a JSON body with records",
         "413 `PAYLOAD_TOO_LARGE` before a record is read",
-        "tests/api/inference/test_runs.py::test_an_import_is_measured_before_its_records_are_read",
+        "tests/nouns/runs/test_routes.py::test_an_import_is_measured_before_its_records_are_read",
     ),
     Bound(
         "documents",
@@ -601,7 +601,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "{CORPUS_TEXT_BYTES:bytes}; of JSON {INFERENCE_BODY_VALUES} values",
         "the job fails with `VALIDATION_ERROR` and the number of the line, before the line is parsed; a longer text of "
         "a text file is several texts",
-        "tests/rules/sensing/test_corpus.py::test_values_of_a_line_are_counted_before_it_is_read",
+        "tests/nouns/corpora/test_rules.py::test_values_of_a_line_are_counted_before_it_is_read",
     ),
     Bound(
         "files",
@@ -615,7 +615,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "cancels a corpus that is read",
         "",
         "no further line is read; corpora have threads of their own",
-        "tests/api/inference/test_corpora.py::"
+        "tests/nouns/corpora/test_routes.py::"
         "test_cancelled_corpora_stop_reading_and_take_no_thread_of_others",
     ),
     Bound(

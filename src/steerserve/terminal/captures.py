@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from steerserve.client import Client
-from steerserve.control.inference.capture_views import CaptureDetails, CapturedTexts
+from steerserve.nouns.captures.form import CaptureDetails, CapturedTexts
 from steerserve.terminal import output
 from steerserve.terminal.output import show_facts, show_json, show_table
 

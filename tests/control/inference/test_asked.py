@@ -18,9 +18,9 @@ from steerserve.control.inference.asked import (
     OutputConstraint,
     choose_backend,
 )
+from steerserve.nouns.runs.rules import Run
 from steerserve.parts.activations.form import Activations
 from steerserve.rules.inference.prompts import repetition_penalty
-from steerserve.rules.inference.runs import Run
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from tests import asking, recorded
 

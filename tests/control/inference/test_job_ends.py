@@ -7,14 +7,22 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from steerserve.control.inference.corpora import CorpusRequest
 from steerserve.control.inference.texts import TEXTS_AT_ONCE
 from steerserve.control.jobs import Job
-from steerserve.control.sensing.corpus_views import CorpusSource
+from steerserve.nouns.contrasts.noun import CONTRASTS
+from steerserve.nouns.corpora.form import CorpusSource
+from steerserve.nouns.corpora.noun import CORPORA
+from steerserve.nouns.corpora.owner import CorpusRequest
+from steerserve.nouns.effects.noun import EFFECTS
+from steerserve.nouns.patches.noun import PATCHES
+from steerserve.nouns.trainings.noun import TRAININGS
 from tests.control.conftest import refused
-from tests.control.inference import test_contrasts, test_effects, test_patches, test_training
-from tests.control.inference.test_contrasts import attached
 from tests.doubles import World
+from tests.nouns.contrasts import test_owner as test_contrasts
+from tests.nouns.contrasts.test_owner import attached
+from tests.nouns.effects import test_owner as test_effects
+from tests.nouns.patches import test_owner as test_patches
+from tests.nouns.trainings import test_owner as test_training
 from tests.waiting import soon
 
 CORPUS = CorpusRequest(
@@ -30,23 +38,23 @@ CORPUS = CorpusRequest(
 
 
 async def contrast(world: World) -> Job:
-    return world.contrasts.start(test_contrasts.ASKED)
+    return world.owner(CONTRASTS).start(test_contrasts.ASKED)
 
 
 async def training(world: World) -> Job:
-    return await world.trainings.start(test_training.ASKED)
+    return await world.owner(TRAININGS).start(test_training.ASKED)
 
 
 async def effects(world: World) -> Job:
-    return await world.effects.start(test_effects.ASKED)
+    return await world.owner(EFFECTS).start(test_effects.ASKED)
 
 
 async def patches(world: World) -> Job:
-    return await world.patches.start(test_patches.ASKED)
+    return await world.owner(PATCHES).start(test_patches.ASKED)
 
 
 async def corpus(world: World) -> Job:
-    return await world.corpora.start(CORPUS)
+    return await world.owner(CORPORA).start(CORPUS)
 
 
 STEPS = pytest.mark.parametrize(
@@ -72,8 +80,8 @@ async def check_nothing_is_left(world: World) -> None:
     """No slot is held, and no result is stored. What a corpus has read is kept, so that it can go on."""
     assert world.queue.counts().holding == 0
     assert (await refused(world.vectors.get("calm"))).code == "VECTOR_NOT_FOUND"
-    assert (await world.effects.page(10, 0, None)).total == 0
-    states = [one.state for one in (await world.corpora.all()).corpora]
+    assert (await world.owner(EFFECTS).page(10, 0, None)).total == 0
+    states = [one.state for one in (await world.owner(CORPORA).all()).corpora]
     assert states in ([], ["stopped"])
 
 

@@ -13,12 +13,12 @@ from typing import Any
 from msgspec import structs
 
 from steerserve import messages as m
+from steerserve.nouns.patches.rules import Cell, Metric
 from steerserve.parts.activations.form import Tap
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawReads, RawSite
 from steerserve.parts.divergence.form import Divergence
 from steerserve.parts.logprobs.form import Logprobs
 from steerserve.parts.pool.form import Pool
-from steerserve.rules.inference.patches import Cell, Metric
 from steerserve.rules.steering.edits import (
     KINDS,
     LAST_PROMPT,

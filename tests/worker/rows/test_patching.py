@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from steerserve.errors import Refusal
 from steerserve.messages import Patch, Patched
-from steerserve.rules.inference.patches import Cell, Metric
+from steerserve.nouns.patches.rules import Cell, Metric
 from steerserve.rules.saes.sites import (
     ATTN_OUT,
     EMBED,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pydantic import create_model
 from typing_extensions import TypedDict
 
 from steerserve.api.answers.compare import CompareEvents
 from steerserve.control import jobs
+from steerserve.control.bus import LiveEvent
 from steerserve.control.health.views import SYSTEM, CardTotals
 from steerserve.control.models import events as models
 from steerserve.control.residency import events as residency
@@ -14,7 +17,7 @@ from steerserve.control.saes import events as saes
 from steerserve.control.sensing import events as sensing
 from steerserve.control.steering import events as steering
 
-LIVE = (
+LIVE: tuple[type[LiveEvent], ...] = (
     models.DownloadProgress,
     models.DownloadComplete,
     models.DownloadError,
@@ -39,9 +42,9 @@ LIVE = (
 )
 
 
-def components() -> dict[str, object]:
+def components(of_nouns: Iterable[type[LiveEvent]]) -> dict[str, object]:
     """The schemas of the events for the description of the API: `LiveEvents`, `CompareEvents`, and their parts."""
-    kinds: dict[str, object] = {one.wire: one.described() for one in LIVE}
+    kinds: dict[str, object] = {one.wire: one.described() for one in (*LIVE, *of_nouns)}
     live: type = TypedDict("LiveEvents", kinds | {SYSTEM: CardTotals})  # type: ignore[misc]
     live.__doc__ = "The payload of each live event, by the name of the event."
     both = create_model("Events", live=(live, ...), compare=(CompareEvents, ...))

@@ -98,7 +98,10 @@ class CompareBody(RequestBody):
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
     messages: (
-        Annotated[list[CompareMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)] | None
+        Annotated[
+            list[CompareMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM, fail_fast=True)
+        ]
+        | None
     ) = None
     intensities: Annotated[list[float], Field(default_factory=lambda: [0.0, 1.0])]
     steering: Annotated[dict[str, Value], Field(max_length=STEERED_FEATURES)] | None = None

@@ -51,11 +51,15 @@ class TokenizeMessage(RequestBody):
     """One message of a conversation. The texts of several parts follow each other with nothing between them."""
 
     role: Annotated[str, Field(min_length=1, max_length=50)]
-    content: Written | Annotated[list[TextPart], Field(max_length=PARTS_MAXIMUM)]
+    content: Written | Annotated[list[TextPart], Field(max_length=PARTS_MAXIMUM, fail_fast=True)]
     name: Annotated[str, Field(max_length=100)] | None = None
 
 
-Conversation = Annotated[list[TokenizeMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM)]
+Conversation = Annotated[
+    list[TokenizeMessage], Field(min_length=1, max_length=MESSAGES_MAXIMUM, fail_fast=True)
+]
+"""Only the first wrong message is named. To name all of thousands takes long, and nobody else is served meanwhile. So
+other lists of many objects name their first wrong one too."""
 
 
 class TokenizeBody(RequestBody):

@@ -75,6 +75,10 @@ class CardReadings:
         self._under_way: asyncio.Future[CardReading] | None = None
         self.last: CardReading | None = None
 
+    def names(self) -> list[str]:
+        """The names of the GPUs in the last reading."""
+        return [card.name for card in self.last.cards] if self.last is not None else []
+
     async def reading(self, max_age: float = 0.0, patience: float = PATIENCE) -> CardReading:
         """A reading of the cards that is at most `max_age` seconds old. With 0, the cards are read anew.
 

@@ -253,11 +253,7 @@ class Vitals:
         compiled = resident.facts.compiled_functions if resident and resident.facts else None
         if compiled is not None and compiled.reason.startswith(compilers.NO_FOLDER):
             components.append(Component("compiled_functions", "degraded", compiled.reason))
-        runs = self._watched.runs
-        if runs.fault is not None:
-            lost = f"answers that were not recorded: {runs.lost}; {runs.fault}"
-            components.append(Component("runs", "degraded", lost))
-        return components
+        return [*components, *self._watched.noun_health()]
 
     def _serving_health(self) -> list[Component]:
         """The replicas, and the end of the service."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from steerserve.control.health.breakers import Breakers
 from steerserve.control.health.gpus import CardReadings
 from steerserve.control.health.nodes import NodeReadings
 from steerserve.control.health.turns import LoopWatch
+from steerserve.control.health.views import Component
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.queue import Queue
-from steerserve.control.inference.runs import Runs
 from steerserve.control.metrics import Metrics
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.replicas import Replicas
@@ -37,6 +37,7 @@ class Watched:
     Attributes:
         hub: the owner of the circuit breakers that are shown and reset.
         starts: returns why engines cannot be started, or None if they can.
+        noun_health: what nouns with a folder report.
     """
 
     settings: Settings
@@ -51,7 +52,7 @@ class Watched:
     claims: LayerClaims
     replicas: Replicas
     nodes: NodeReadings
-    runs: Runs
+    noun_health: Callable[[], Iterable[Component]]
     loop: LoopWatch
     metrics: Metrics
     monitoring: Monitoring

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import structs
 
 from steerserve import messages as m
+from steerserve.nouns.runs.rules import Run
 from steerserve.rules.inference.compare import Sweep
-from steerserve.rules.inference.runs import Run
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering.request import RequestSteering
 

@@ -15,13 +15,13 @@ from msgspec import structs
 from steerserve import messages as m
 from steerserve.control.inference.texts import prompt_of
 from steerserve.control.residency.resident import Resident
-from steerserve.control.sensing.corpus_views import CorpusSource
 from steerserve.control.threads import Threads
 from steerserve.errors import Refusal
 from steerserve.files import corpus as files
 from steerserve.files.client_paths import ClientPaths
 from steerserve.hub.client import Hub
 from steerserve.messages.spelling import Spell
+from steerserve.nouns.corpora.form import CorpusSource
 from steerserve.rules.bounds import CORPUS_HUB_BYTES
 from steerserve.rules.inference import corpus_texts as rules
 from steerserve.rules.inference.corpus_texts import CorpusText

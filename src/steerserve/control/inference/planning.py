@@ -14,11 +14,12 @@ from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.steering.interventions import facts_of
 from steerserve.control.steering.serving import Serving
+from steerserve.nouns.runs import rules as runs
+from steerserve.nouns.runs.rules import RunSae
 from steerserve.parts.part import Resident as ResidentFacts
 from steerserve.parts.part import pack
 from steerserve.parts.registry import parts
-from steerserve.rules.inference import compare, runs
-from steerserve.rules.inference.runs import RunSae
+from steerserve.rules.inference import compare
 from steerserve.rules.steering import account, dial
 from steerserve.rules.steering import digest as steering_state
 from steerserve.rules.steering.account import Account

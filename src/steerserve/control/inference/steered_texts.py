@@ -17,9 +17,9 @@ from steerserve.control.inference.texts import (
 )
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
+from steerserve.nouns.effects import rules
+from steerserve.nouns.effects.rules import Written
 from steerserve.parts.divergence.form import DIVERGENCE, Divergence
-from steerserve.rules.inference import effects as rules
-from steerserve.rules.inference.effects import Written
 from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.placed import NO_MODIFIERS, Modifiers, Placed

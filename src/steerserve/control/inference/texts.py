@@ -19,10 +19,10 @@ from steerserve.control.inference.queue import Queue
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
+from steerserve.nouns.contrasts import rules as contrast
 from steerserve.parts.part import Part
 from steerserve.rules.inference import pacing
 from steerserve.rules.inference.prompts import Conversation
-from steerserve.rules.sensing import contrast
 
 TEXTS_AT_ONCE = 8
 """The texts of one part of a job, which run together in one slot."""

@@ -6,16 +6,16 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from steerserve.control.inference.capture_views import CapturedTexts
-from steerserve.control.inference.effect_views import Effects
-from steerserve.control.saes.example_views import FeatureExample
-from steerserve.control.sensing.corpus_views import CorpusRecord
-from steerserve.control.sensing.feature_views import PromotedFeatures, SuggestedLabels
 from steerserve.control.steering.views import Values
+from steerserve.nouns.captures.form import CapturedTexts
+from steerserve.nouns.contrasts.form import Contrast
+from steerserve.nouns.corpora.form import CorpusRecord
+from steerserve.nouns.effects.form import Effects
+from steerserve.nouns.lens.rules import LensRecord
+from steerserve.nouns.patches.rules import Patches
+from steerserve.nouns.promotions.form import PromotedFeatures
+from steerserve.nouns.suggestions.form import SuggestedLabels
 from steerserve.rules.form import Form
-from steerserve.rules.inference.lens import LensRecord
-from steerserve.rules.inference.patches import Patches
-from steerserve.rules.inference.runs import RunSummary
 from steerserve.rules.jobs import JobFacts
 from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 
@@ -93,46 +93,6 @@ class Comparison(Form, frozen=True, kw_only=True):
     sides: list[ComparedSide]
 
 
-class ContrastedTexts(Form, frozen=True):
-    """How many texts a contrast had, and how many of them were held out."""
-
-    positives: int
-    negatives: int
-    held_out: int
-
-
-class ContrastedFeature(Form, frozen=True, kw_only=True):
-    """One feature of a contrast. `auc` is the probability that the feature's pooled activation is larger in a positive
-    text than in a negative one, with its 95 % interval, which is null where a group has one text. The means and shares
-    are those of the texts that are not held out; a share counts the texts in which the feature fires. `promotes` has
-    the three tokens that the feature promotes most, and is null where they are not known. `example` is the strongest
-    one in the newest corpus, where examples are asked for; null where there is none."""
-
-    index: int
-    label: str | None
-    auc: float
-    auc_low: float | None
-    auc_high: float | None
-    auc_held_out: float | None
-    mean_positive: float
-    mean_negative: float
-    share_positive: float
-    share_negative: float
-    p_corrected: float
-    promotes: list[str] | None
-    example: FeatureExample | UnsetType | None = UNSET
-
-
-class Contrast(Form, frozen=True, kw_only=True):
-    """The features that tell the positive texts from the negative ones best, and how many features were compared."""
-
-    sae_id: str
-    layer: int
-    texts: ContrastedTexts
-    features: list[ContrastedFeature]
-    compared: int
-
-
 JobResult = (
     Contrast
     | Effects
@@ -164,25 +124,3 @@ class JobList(Form, frozen=True):
     """The jobs without their results, the newest first."""
 
     jobs: list[JobFacts]
-
-
-class RunList(Form, frozen=True, kw_only=True):
-    """The newest recorded answers first, without their texts. `recording` says whether answers are recorded now."""
-
-    runs: list[RunSummary]
-    total: int
-    stored_bytes: int
-    recording: bool
-
-
-class ImportedRuns(Form, frozen=True):
-    """How many records an import has added, and how many were known before."""
-
-    imported: int
-    known: int
-
-
-class DeletedRun(Form, frozen=True):
-    """The recorded answer that was deleted."""
-
-    request_id: str

@@ -15,10 +15,10 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, content_keys
 from steerserve.control.saes.example_views import ExampleToken, FeatureExample
 from steerserve.control.saes.views import CorpusCheck
-from steerserve.control.sensing.corpus_views import CorpusStatistics
-from steerserve.database.corpora import CorpusRow, CorpusStore, ReadSae, unknown_corpus
 from steerserve.errors import Refusal
-from steerserve.rules.sensing.corpus import FeatureSummary
+from steerserve.nouns.corpora.form import CorpusStatistics
+from steerserve.nouns.corpora.rules import FeatureSummary
+from steerserve.nouns.corpora.store import CorpusRow, CorpusStore, ReadSae, unknown_corpus
 from steerserve.rules.sensing.ranking import Scales
 
 Kind = TypeVar("Kind")
@@ -111,7 +111,7 @@ class CorpusResults:
     """Reads results. The maxima and counts of all features are kept in memory."""
 
     def __init__(self, store: CorpusStore, conductor: Conductor) -> None:
-        self._store = store
+        self.store = store
         self._conductor = conductor
         self._held: list[tuple[CorpusRow, ReadSae]] | None = None
         self._scales: dict[tuple[str, ...], Scales | None] = {}
@@ -169,7 +169,7 @@ class CorpusResults:
         if not read:
             return {}
         row, sae = read[-1]
-        stored = await self._store.features(row.id, sae.number, sorted(set(features)))
+        stored = await self.store.features(row.id, sae.number, sorted(set(features)))
         strongest = await asyncio.to_thread(_strongest, stored)
         found = await self._examples(row.id, list(strongest.values()))
         return dict(zip(strongest, found, strict=True))
@@ -236,10 +236,10 @@ class CorpusResults:
         peaks = Peaks()
         for first in range(0, sae.d_sae, FEATURES_AT_ONCE):
             some = range(first, min(first + FEATURES_AT_ONCE, sae.d_sae))
-            stored = await self._store.features(row.id, sae.number, some)
+            stored = await self.store.features(row.id, sae.number, some)
             await asyncio.to_thread(peaks.add, stored)
         for number in sorted(peaks.waiting):
-            contexts = await self._store.contexts(row.id, [number])
+            contexts = await self.store.contexts(row.id, [number])
             if number not in contexts:
                 raise unknown_corpus(row.id)  # it was deleted meanwhile
             await asyncio.to_thread(peaks.read, number, contexts[number])
@@ -247,7 +247,7 @@ class CorpusResults:
 
     async def _all(self) -> list[tuple[CorpusRow, ReadSae]]:
         if self._held is None:
-            self._held = await self._store.results()
+            self._held = await self.store.results()
         return self._held
 
     def _over(self, row: CorpusRow, sae: ReadSae, k: int | None) -> CorpusCheck:
@@ -266,7 +266,7 @@ class CorpusResults:
         )
 
     async def _statistics(self, row: CorpusRow, sae: ReadSae, index: int) -> CorpusStatistics:
-        data = await self._store.feature(row.id, sae.number, index)
+        data = await self.store.feature(row.id, sae.number, index)
         if data is None:
             return CorpusStatistics(
                 corpus_id=row.id,
@@ -295,7 +295,7 @@ class CorpusResults:
     ) -> list[FeatureExample]:
         numbers = sorted({one.context // PART for one in examples})
         return await asyncio.to_thread(
-            _examples, await self._store.contexts(corpus_id, numbers), examples
+            _examples, await self.store.contexts(corpus_id, numbers), examples
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import Attributed, FeatureContribution, Refused
-from steerserve.rules.inference.lens import AttributionMethod
+from steerserve.nouns.lens.rules import AttributionMethod
 from steerserve.worker.model.unembedding import LogitDifference, Unembedding
 from steerserve.worker.rows.goals import NOT_FINITE, StateReading
 from steerserve.worker.rows.lens import check_unembedding

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from steerserve.errors import Refusal
 from steerserve.messages import LensInspected
+from steerserve.nouns.lens.rules import TUNED_FILES, LensKind
 from steerserve.rules.bounds import LENS_INDEX_BYTES
-from steerserve.rules.inference.lens import TUNED_FILES, LensKind
 from steerserve.rules.text import shown
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.unembedding import Unembedding

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from steerserve.errors import Refusal
 from steerserve.messages import Patch, Patched, Refused
-from steerserve.rules.inference.patches import Cell, Metric
+from steerserve.nouns.patches.rules import Cell, Metric
 from steerserve.rules.saes.sites import EMBED, MLP_RAW, RESID_POST, RESID_PRE
 from steerserve.worker import memory
 from steerserve.worker.model import plain, truth

@@ -1,0 +1,1 @@
+"""What lives longer than a request: a folder for each noun."""

@@ -1,0 +1,1 @@
+"""Activations of texts, kept in files."""

@@ -1,0 +1,1 @@
+"""The features that tell two groups of texts apart."""

@@ -1,0 +1,1 @@
+"""What features do in the texts of a corpus."""

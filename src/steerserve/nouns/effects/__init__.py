@@ -1,0 +1,1 @@
+"""Measurements of what steering does to texts, and the documents that they are evidence for."""

@@ -1,0 +1,1 @@
+"""Features by their label, the tokens that they promote, or a text."""

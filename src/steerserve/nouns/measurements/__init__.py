@@ -1,0 +1,1 @@
+"""Measurements of where and how strongly a vector acts."""

@@ -1,0 +1,118 @@
+"""What a noun hands in to the service, and what it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+from fastapi import APIRouter
+from sqlalchemy import Table
+
+from steerserve.control.bus import Bus, LiveEvent
+from steerserve.control.health.gpus import CardReadings
+from steerserve.control.health.views import Component
+from steerserve.control.inference.generate import Generation
+from steerserve.control.inference.spelling import Speller
+from steerserve.control.inference.texts import TextReader
+from steerserve.control.jobs import Jobs
+from steerserve.control.models.served import ServedModels
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.engines import Engines
+from steerserve.control.sensing.corpus_results import CorpusResults
+from steerserve.control.sensing.features import Features
+from steerserve.control.steering.interventions import EditParts
+from steerserve.control.steering.probes import Probes
+from steerserve.control.steering.vectors import Vectors
+from steerserve.database.catalog import Clock
+from steerserve.database.db import Database
+from steerserve.database.labels import Labels
+from steerserve.database.room import DocumentRoom
+from steerserve.files.client_paths import ClientPaths
+from steerserve.hub.client import Hub
+from steerserve.hub.downloads import Downloads
+from steerserve.settings import Settings
+
+Owner = TypeVar("Owner")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noun(Generic[Owner]):
+    """One thing that lives longer than a request.
+
+    Attributes:
+        name: the name of its folder; other packages give a name that no folder has.
+        owner: makes the owner of its live state, when another owner or a route first needs it.
+        routes: makes its routes; None for a noun whose routes another noun has.
+        tables: its tables. The migrations of this package make those of its own nouns, and the start makes missing
+            tables of other packages.
+        documents: which of its tables the limits of stored documents count, by the plural that a refusal names. Each
+            has a column `stored_bytes`.
+        events: the live events that it publishes.
+        changes: what the log calls the changes of its routes, by method and path.
+        questions: the paths of its routes that have a body and change nothing.
+        health: the parts of the service whose health it reports.
+        close: ends its work in the background, once all jobs have ended and before the database closes.
+    """
+
+    name: str
+    owner: Callable[[World], Owner]
+    routes: Callable[[Owner, World], APIRouter] | None = None
+    tables: tuple[Table, ...] = ()
+    documents: Mapping[str, Table] = field(default_factory=dict)
+    events: tuple[type[LiveEvent], ...] = ()
+    changes: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    questions: tuple[str, ...] = ()
+    health: Callable[[Owner], Iterable[Component]] | None = None
+    close: Callable[[Owner], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What the owners of nouns are given."""
+
+    settings: Settings
+    database: Database
+    room: DocumentRoom
+    now: Clock
+    hub: Hub
+    downloads: Downloads
+    launcher: Engines
+    cards: CardReadings
+    bus: Bus
+    conductor: Conductor
+    paths: ClientPaths
+    labels: Labels
+    vectors: Vectors
+    probes: Probes
+    edit_parts: EditParts
+    features: Features
+    corpus_results: CorpusResults
+    jobs: Jobs
+    served: ServedModels
+    generation: Generation
+    texts: TextReader
+    speller: Speller
+    _made: dict[str, tuple[Noun[Any], Any]] = field(default_factory=dict)
+
+    def owner(self, noun: Noun[Owner]) -> Owner:
+        """The one owner of a noun, which is made when it is first asked for."""
+        if noun.name not in self._made:
+            self._made[noun.name] = noun, noun.owner(self)
+        return cast(Owner, self._made[noun.name][1])
+
+    def router(self, noun: Noun[Any]) -> APIRouter | None:
+        """The routes of a noun."""
+        return noun.routes(self.owner(noun), self) if noun.routes is not None else None
+
+    def health(self) -> Iterator[Component]:
+        """The health that the nouns report."""
+        for noun, owner in self._made.values():
+            if noun.health is not None:
+                yield from noun.health(owner)
+
+    async def close(self) -> None:
+        """End the work of all owners in the background. All jobs have ended."""
+        for noun, owner in self._made.values():
+            if noun.close is not None:
+                await noun.close(owner)

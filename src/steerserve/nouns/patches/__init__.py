@@ -1,0 +1,1 @@
+"""Sweeps that move values from one run of the model into another."""

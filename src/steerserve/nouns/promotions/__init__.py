@@ -1,0 +1,1 @@
+"""The tokens that each feature of an SAE promotes."""

@@ -1,0 +1,1 @@
+"""Recorded answers, which are made again on request."""

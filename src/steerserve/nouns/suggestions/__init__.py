@@ -1,0 +1,1 @@
+"""Labels that a language model suggests for features."""

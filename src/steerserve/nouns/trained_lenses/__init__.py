@@ -1,0 +1,1 @@
+"""Registered maps of trained lenses."""

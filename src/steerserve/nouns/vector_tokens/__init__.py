@@ -1,0 +1,1 @@
+"""The tokens that a vector promotes."""
