@@ -1,4 +1,4 @@
-"""Captures, as the service knows them."""
+"""Hands the captures to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contrasts, as the service knows them."""
+"""Hands the contrasts to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora, as the service knows them."""
+"""Hands the corpora to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Effects, as the service knows them."""
+"""Hands the effects to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search for features, as the service knows it."""
+"""Hands the search for features to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lens and attribution, as the service knows them."""
+"""Hands the lens and attribution to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of vectors, as the service knows them."""
+"""Hands the measurements of vectors to the service."""
 
 from __future__ import annotations
 

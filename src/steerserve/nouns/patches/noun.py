@@ -1,4 +1,4 @@
-"""Patch sweeps, as the service knows them."""
+"""Hands the patch sweeps to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promoted tokens, as the service knows them."""
+"""Hands the promoted tokens to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded answers, as the service knows them."""
+"""Hands the recorded answers to the service."""
 
 from __future__ import annotations
 

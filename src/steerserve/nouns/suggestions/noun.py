@@ -1,4 +1,4 @@
-"""Suggested labels, as the service knows them."""
+"""Hands the suggested labels to the service."""
 
 from __future__ import annotations
 

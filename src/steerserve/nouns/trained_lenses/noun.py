@@ -1,4 +1,4 @@
-"""Trained lenses, as the service knows them."""
+"""Hands the trained lenses to the service."""
 
 from __future__ import annotations
 

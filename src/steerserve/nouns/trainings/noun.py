@@ -1,4 +1,4 @@
-"""Trainings of vectors and probes, as the service knows them."""
+"""Hands the trainings of vectors and probes to the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of vectors, as the service knows them."""
+"""Hands the tokens of vectors to the service."""
 
 from __future__ import annotations
 
