@@ -8,20 +8,13 @@ from steerserve.rules import throttle
 
 
 @pytest.mark.parametrize(
-    ("last", "now", "is_final", "passes"),
-    [
-        (None, 5.0, False, True),
-        (5.0, 5.0, False, False),
-        (5.0, 5.249, False, False),
-        (5.0, 5.25, False, True),
-        (5.0, 5.0, True, True),
-        (None, 5.0, True, True),
-    ],
+    ("last", "now", "passes"),
+    [(None, 5.0, True), (5.0, 5.0, False), (5.0, 5.249, False), (5.0, 5.25, True)],
 )
-def test_a_report_passes_first_last_and_a_quarter_of_a_second_after_another(
-    last: float | None, now: float, is_final: bool, passes: bool
+def test_a_report_passes_first_and_a_quarter_of_a_second_after_another(
+    last: float | None, now: float, passes: bool
 ) -> None:
-    assert throttle.may_pass(last, now, is_final=is_final) is passes
+    assert throttle.may_pass(last, now) is passes
 
 
 def test_a_second_of_many_reports_passes_at_most_four() -> None:
@@ -29,6 +22,6 @@ def test_a_second_of_many_reports_passes_at_most_four() -> None:
     passed = 0
     for step in range(64):
         now = step / 64
-        if throttle.may_pass(last, now, is_final=False):
+        if throttle.may_pass(last, now):
             last, passed = now, passed + 1
     assert passed == 4

@@ -15,6 +15,7 @@ from msgspec import to_builtins
 from msgspec.structs import FieldInfo
 
 from steerserve.rules.form import Form
+from steerserve.rules.throttle import WorkReport
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +34,10 @@ class LiveEvent(Event, frozen=True, omit_defaults=True, rename="camel"):
 
     wire: ClassVar[str]
     content: ClassVar[str | None] = None
+
+    def work_report(self) -> WorkReport | None:
+        """What the event reports of, where there are so many reports that clients get only some of them."""
+        return None
 
     def payload(self) -> dict[str, object]:
         sent: dict[str, object] = to_builtins(getattr(self, self.content) if self.content else self)

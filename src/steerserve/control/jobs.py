@@ -21,6 +21,7 @@ from steerserve.rules import jobs as rules
 from steerserve.rules.bounds import JOBS_UNFINISHED
 from steerserve.rules.form import Form
 from steerserve.rules.jobs import JobError, JobFacts
+from steerserve.rules.throttle import WorkReport
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +38,9 @@ class JobProgressed(LiveEvent, frozen=True):
     content: ClassVar = "job"
     job: JobFacts
 
+    def work_report(self) -> WorkReport:
+        return WorkReport(("job", self.job.id), is_last=self.job.progress >= 1)
+
 
 class JobEnded(LiveEvent, frozen=True):
     """A job has ended."""
@@ -44,6 +48,9 @@ class JobEnded(LiveEvent, frozen=True):
     wire: ClassVar = "job:done"
     content: ClassVar = "job"
     job: JobFacts
+
+    def work_report(self) -> WorkReport:
+        return WorkReport(("job", self.job.id), is_last=True)
 
 
 class Job:

@@ -15,15 +15,6 @@ from socketio import packet
 from steerserve.control.bus import Bus, Event, LiveEvent
 from steerserve.control.health.gpus import CardReadings, totals
 from steerserve.control.health.views import SYSTEM
-from steerserve.control.jobs import JobEnded, JobProgressed
-from steerserve.control.models.events import DownloadComplete, DownloadError, DownloadProgress
-from steerserve.control.residency.events import LoadComplete, LoadError, LoadProgress
-from steerserve.control.saes.events import (
-    SaeDownloadComplete,
-    SaeDownloadError,
-    SaeDownloadProgress,
-)
-from steerserve.control.sensing.events import MonitoringActivation
 from steerserve.logs import background
 from steerserve.rules import throttle
 from steerserve.rules.bounds import LIVE_UNREAD_EVENTS
@@ -33,49 +24,26 @@ log = structlog.get_logger(__name__)
 
 SYSTEM_SECONDS = 2.0
 """The time between two reports of the cards."""
-ACTIVATION_SECONDS = 0.1
-"""The least time between two monitoring events. The history of monitoring has the records between them."""
 
 
 class Throttle:
-    """Drops reports of the same work that follow each other too fast. The first and the last report of a download or a
-    load always pass."""
+    """Drops reports of the same work that follow each other too fast. The first and the last report always pass."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._passed: dict[tuple[str, int | str], float] = {}
 
-    def passes(self, event: Event) -> bool:
-        match event:
-            case DownloadProgress():
-                return self._may_pass(("download", event.model_id), event.progress)
-            case SaeDownloadProgress():
-                return self._may_pass(("sae", event.sae_id), event.percent)
-            case LoadProgress():
-                return self._may_pass(("load", event.model_id), event.progress)
-            case MonitoringActivation():
-                return self._may_pass(("monitoring", 0), 0.0, ACTIVATION_SECONDS)
-            case JobProgressed():
-                return self._may_pass(("job", event.job.id), 100 * event.job.progress)
-            case JobEnded():
-                self._passed.pop(("job", event.job.id), None)
-            case DownloadComplete() | DownloadError():
-                self._passed.pop(("download", event.model_id), None)
-            case SaeDownloadComplete() | SaeDownloadError():
-                self._passed.pop(("sae", event.sae_id), None)
-            case LoadComplete() | LoadError():
-                self._passed.pop(("load", event.model_id), None)
-        return True
-
-    def _may_pass(
-        self, work: tuple[str, int | str], percent: float, least: float = throttle.LEAST_SECONDS
-    ) -> bool:
-        now = self._clock()
-        passes = throttle.may_pass(
-            self._passed.get(work), now, is_final=percent >= 100, least=least
-        )
+    def passes(self, event: LiveEvent) -> bool:
+        report = event.work_report()
+        if report is None:
+            return True
+        if report.is_last:
+            self._passed.pop(report.work, None)
+            return True
+        now, last = self._clock(), self._passed.get(report.work)
+        passes = throttle.may_pass(last, now, report.least)
         if passes:
-            self._passed[work] = now
+            self._passed[report.work] = now
         return passes
 
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType
 from steerserve.control.bus import LiveEvent
 from steerserve.control.error_codes import ErrorCode
 from steerserve.rules.form import Form
+from steerserve.rules.throttle import WorkReport
 
 
 class DownloadProgress(LiveEvent, frozen=True):
@@ -22,6 +23,9 @@ class DownloadProgress(LiveEvent, frozen=True):
     total_bytes: int
     speed_bps: int | UnsetType = UNSET
 
+    def work_report(self) -> WorkReport:
+        return WorkReport(("download", self.model_id), is_last=self.progress >= 100)
+
 
 class DownloadComplete(LiveEvent, frozen=True):
     """A model was downloaded to a folder of this machine."""
@@ -29,6 +33,9 @@ class DownloadComplete(LiveEvent, frozen=True):
     wire: ClassVar = "model:download:complete"
     model_id: int
     local_path: str
+
+    def work_report(self) -> WorkReport:
+        return WorkReport(("download", self.model_id), is_last=True)
 
 
 class DownloadFailure(Form, frozen=True):
@@ -45,3 +52,6 @@ class DownloadError(LiveEvent, frozen=True):
     wire: ClassVar = "model:download:error"
     model_id: int
     error: DownloadFailure
+
+    def work_report(self) -> WorkReport:
+        return WorkReport(("download", self.model_id), is_last=True)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from steerserve.control.bus import Event, LiveEvent
 from steerserve.rules.form import Form
 from steerserve.rules.residency.replicas import ReplicaView
+from steerserve.rules.throttle import WorkReport
 
 
 class LoadProgress(LiveEvent, frozen=True):
@@ -17,6 +18,9 @@ class LoadProgress(LiveEvent, frozen=True):
     stage: str
     progress: float
 
+    def work_report(self) -> WorkReport:
+        return WorkReport(("load", self.model_id), is_last=self.progress >= 100)
+
 
 class LoadComplete(LiveEvent, frozen=True):
     """A model is loaded. Its memory is in MiB."""
@@ -24,6 +28,9 @@ class LoadComplete(LiveEvent, frozen=True):
     wire: ClassVar = "model:load:complete"
     model_id: int
     memory_used_mb: int
+
+    def work_report(self) -> WorkReport:
+        return WorkReport(("load", self.model_id), is_last=True)
 
 
 class LoadFailure(Form, frozen=True):
@@ -39,6 +46,9 @@ class LoadError(LiveEvent, frozen=True):
     wire: ClassVar = "model:load:error"
     model_id: int
     error: LoadFailure
+
+    def work_report(self) -> WorkReport:
+        return WorkReport(("load", self.model_id), is_last=True)
 
 
 class UnloadComplete(LiveEvent, frozen=True):

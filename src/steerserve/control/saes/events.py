@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from steerserve.control.bus import LiveEvent
+from steerserve.rules.throttle import WorkReport
 
 
 class SaeDownloadProgress(LiveEvent, frozen=True):
@@ -14,12 +15,18 @@ class SaeDownloadProgress(LiveEvent, frozen=True):
     sae_id: str
     percent: int
 
+    def work_report(self) -> WorkReport:
+        return WorkReport(("sae", self.sae_id), is_last=self.percent >= 100)
+
 
 class SaeDownloadComplete(LiveEvent, frozen=True):
     """An SAE was downloaded."""
 
     wire: ClassVar = "sae:download:complete"
     sae_id: str
+
+    def work_report(self) -> WorkReport:
+        return WorkReport(("sae", self.sae_id), is_last=True)
 
 
 class SaeDownloadError(LiveEvent, frozen=True):
@@ -28,3 +35,6 @@ class SaeDownloadError(LiveEvent, frozen=True):
     wire: ClassVar = "sae:download:error"
     sae_id: str
     error: str
+
+    def work_report(self) -> WorkReport:
+        return WorkReport(("sae", self.sae_id), is_last=True)

@@ -8,6 +8,10 @@ from typing import ClassVar
 from steerserve.control.bus import LiveEvent
 from steerserve.control.sensing.monitoring_views import FeatureActivation
 from steerserve.rules.sensing.firings import ClusterFiringFacts, EdgeFiringFacts
+from steerserve.rules.throttle import WorkReport
+
+ACTIVATION_SECONDS = 0.1
+"""The least time between two monitoring events. The history of monitoring has the records between them."""
 
 
 class MonitoringState(LiveEvent, frozen=True):
@@ -26,6 +30,9 @@ class MonitoringActivation(LiveEvent, frozen=True, rename=None):
     request_id: str
     position: int
     activations: list[FeatureActivation]
+
+    def work_report(self) -> WorkReport:
+        return WorkReport(("monitoring", 0), least=ACTIVATION_SECONDS)
 
 
 class ClusterFired(LiveEvent, frozen=True):

@@ -192,7 +192,7 @@ class Recorder:
     def _flush(self, rows: Sequence[FiringRow]) -> None:
         """Publish the newest events of one choice, unless other events were published a moment ago."""
         now = self._seconds()
-        passes = throttle.may_pass(self._flushed, now, is_final=False, least=rules.FLUSH_SECONDS)
+        passes = throttle.may_pass(self._flushed, now, rules.FLUSH_SECONDS)
         sent = rows[-rules.FLUSH_EVENTS :] if passes else []
         self.throttled += len(rows) - len(sent)
         if sent:
