@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import socketio
 
@@ -38,6 +39,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         yield process
 
 
+def set_pin(live: Process, place: str, note: str) -> None:
+    """Without the client of the tests, which knows the description of the service alone."""
+    answer = httpx2.put(f"{live.url}/api/pins/{place}", json={"note": note})
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_noun_needs_few_files() -> None:
     files = [file for file in PACKAGE.glob("*.py") if file.name != "__init__.py"]
     assert len(files) <= FILES
@@ -58,14 +65,14 @@ def test_the_client_sets_and_lists_what_the_noun_stores(live: Process) -> None:
 async def test_clients_get_its_live_event(live: Process) -> None:
     async with socketio.AsyncSimpleClient() as events:
         await events.connect(live.url, transports=["websocket"])
-        await asyncio.to_thread(live.http.put, "/api/pins/sae_2/7", json={"note": "rain"})
+        await asyncio.to_thread(set_pin, live, "sae_2/7", "rain")
         name, payload = await events.receive(timeout=30)
     assert name == "pin:set"
     assert payload == {"sae_id": "sae_2", "index": 7, "note": "rain"}
 
 
 def test_its_change_is_in_the_log_and_its_event_and_routes_are_described(live: Process) -> None:
-    live.http.put("/api/pins/sae_3/1", json={"note": "snow"})
+    set_pin(live, "sae_3/1", "snow")
     while not any("pin_set" in line for line in live.lines):
         pass  # a line is written after its answer was sent
     described = live.http.get("/openapi.json").json()

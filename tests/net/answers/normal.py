@@ -35,19 +35,17 @@ class Told:
     """Replaces what differs between two runs in an answer, and in what is asked after it. Equal ids have equal
     placeholders.
 
+    The choices of a stream come as it happens: which of them waits for a beginning that another one reads depends on
+    what is kept. They are put in their order.
+
     Args:
         names: the texts that a world has chosen for its ids, with the names of these in the tables.
         is_seeded: whether the request has a seed; otherwise a seed in the answer is one that the service chose.
-        is_mixed: whether the choices of a stream come as it happens, as those of llama.cpp do. They are put in their
-            order then.
     """
 
-    def __init__(
-        self, names: Mapping[str, str], *, is_seeded: bool = True, is_mixed: bool = False
-    ) -> None:
+    def __init__(self, names: Mapping[str, str], *, is_seeded: bool = True) -> None:
         self._names = names
         self._is_seeded = is_seeded
-        self._is_mixed = is_mixed
         self._ids: dict[str, int] = {}
 
     def normal(self, answer: Response) -> Normal:
@@ -110,7 +108,7 @@ class Told:
         whole = content.decode()
         assert whole.endswith("\n\n")
         found = [self._event(part) for part in whole.removesuffix("\n\n").split("\n\n")]
-        return _in_order(found) if self._is_mixed else found
+        return _in_order(found)
 
     def _event(self, part: str) -> Any:
         if part.startswith(":"):
@@ -126,16 +124,16 @@ class Told:
 
 
 def _in_order(events: list[Any]) -> list[Any]:
-    """The events of a stream by their choices. What the last event of a choice has beside its choice comes behind
-    them, because any choice may be the last."""
+    """The events of a stream by their choices. What only the last event has comes behind them, because any choice may be
+    the last."""
     chunks = [one for one in events if isinstance(one, dict) and one.get("choices")]
     if len({one["choices"][0]["index"] for one in chunks}) < 2:
         return events
     others = [one for one in events if one not in chunks]
-    begun = chunks[0].keys()
-    assert all(one.keys() == begun for one in chunks[:-1])
-    rest = {name: value for name, value in chunks[-1].items() if name not in begun}
-    plain = [{name: one[name] for name in begun} for one in chunks]
+    *before, last = chunks
+    shared = {name for one in before for name in one}
+    rest = {name: value for name, value in last.items() if name not in shared}
+    plain = [*before, {name: value for name, value in last.items() if name in shared}]
     return [*sorted(plain, key=lambda one: one["choices"][0]["index"]), rest, *others]
 
 

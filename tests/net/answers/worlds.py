@@ -39,11 +39,9 @@ SECONDS = 120.0
 
 @dataclass
 class World:
-    """A running service with its client. `names` has the ids that the service chose, with their names in the tables.
-    `is_mixed` says that the choices of its streams come as it happens."""
+    """A running service with its client. `names` has the ids that the service chose, with their names in the tables."""
 
     client: httpx2.Client
-    is_mixed: bool = False
     names: dict[str, str] = field(default_factory=dict)
     undo: list[Callable[[], object]] = field(default_factory=list)
     scene: str = ""
@@ -73,7 +71,7 @@ class World:
         given = {name: self.text(value) for name, value in headers.items()}
         sent = self.text(body).encode()
         path = case.path + (f"?{case.query}" if case.query else "")
-        told = Told(self.names, is_seeded='"seed"' in body, is_mixed=self.is_mixed)
+        told = Told(self.names, is_seeded='"seed"' in body)
         made = told.normal(self.client.post(path, content=sent, headers=given))
         for method, also in case.then:
             made[f"{method} {also}"] = told.normal(self.client.request(method, also))
@@ -253,7 +251,7 @@ def _gguf(home: Path) -> Iterator[World]:
         running(home / "home", log_level="ERROR") as live,
         httpx2.Client(base_url=live.url, timeout=SECONDS) as client,
     ):
-        world = World(client, is_mixed=True)
+        world = World(client)
         for path, name in ((folder, "demo"), (file, "counting")):
             body = {"source": "local", "local_path": str(path), "custom_name": name}
             model = world.call("POST", "/api/models", body)["id"]
