@@ -1,7 +1,7 @@
 """Makes every owner of the service once, and gives each the other owners that it needs.
 
-To add a noun with live state, make its owner in the method of its room, after the owners that it needs, and add its
-routes in `app/routes.py`.
+A noun that has a folder in `nouns/` needs no line here. To add another owner, make it in the method of its room, after
+the owners that it needs, and add its routes in `app/routes.py`.
 """
 
 from __future__ import annotations
