@@ -41,8 +41,8 @@ NUMBERS = (0.0, *[1.0] * 12, -1.0, 1e-38, 3e38, -3e38, 1e300, math.inf, math.nan
 """Numbers at the ends of what a float32 or a float64 holds."""
 COUNTS = (1, 3, 60, 70, 1000, 30_000)
 """How many parts a list has: few, about a bound, and very many."""
-MOST_BYTES = 50_000_000
-"""The most bytes of the texts of one body, which the fuzzer holds in memory."""
+MOST_BYTES = 9_000_000
+"""The most bytes of the texts of one body, a little more than the service reads. The fuzzer holds several of them."""
 BOUNDARY = "fuzzed"
 LINES = (("Content-Type", "application/x-ndjson"),)
 PLAIN = (("Content-Type", JSON),)
