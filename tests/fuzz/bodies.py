@@ -83,6 +83,10 @@ def hostile(draw: Random, world: Any) -> Request:
     return Request(method, target, content, tuple(headers), is_chunked=draw.random() < 0.1)
 
 
+MOST_PARTS = 600_000
+"""The most parts that a body has when one of its lists is repeated: a few more than any route reads."""
+
+
 def broken(draw: Random, body: Any) -> Any:
     """The body with one thing wrong."""
     made = copy.deepcopy(body)
@@ -102,7 +106,8 @@ def broken(draw: Random, body: Any) -> Any:
     elif kind == 7:
         holder[key] = [holder[key]]
     elif kind == 8 and isinstance(holder, list):
-        holder *= draw.choice((2, 20, 130, 2001))
+        most = max(1, MOST_PARTS // len(nodes))
+        holder *= min(draw.choice((2, 20, 130, 2001)), most)
     elif isinstance(holder, dict) and "messages" in holder:
         holder["response_format"] = {
             "type": "json_schema",
