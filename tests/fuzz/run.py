@@ -30,10 +30,6 @@ MEMORY_SLACK = 0.5
 MEMORY_SECONDS = 30.0
 _ADDRESS = re.compile("0x[0-9a-f]+")
 P99_MS, MAXIMUM_MS = 50.0, 1000.0
-P99_TIMES = 25.0
-"""How many times the median the 99th percentile of liveness may be. On a slow machine both are longer: the event loop is
-busy with what the clients send, and a question for liveness waits for its turn. A loop that is held up makes the tail
-longer and the median not."""
 TURN_MS = 250.0
 """The time that a processor may work on a turn of the event loop. The rule is 50 ms; other threads of the service count
 here too."""
@@ -188,8 +184,7 @@ def _problems(plan: Plan, fuzzer: Fuzzer, world: World, figures: dict[str, Any])
     if not plan.is_measured:
         return problems
     alive = figures["liveness_ms"]
-    most = max(P99_MS, P99_TIMES * alive["p50"])
-    if alive["failed"] or alive["p99"] > most or alive["maximum"] > MAXIMUM_MS:
+    if alive["failed"] or alive["p99"] > P99_MS or alive["maximum"] > MAXIMUM_MS:
         problems.append(f"liveness: {alive}")
     problems += [
         f"a turn of the event loop: {turn}"

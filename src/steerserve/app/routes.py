@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from fastapi import APIRouter
 
 from steerserve.api.health import health as health_routes
@@ -24,7 +27,8 @@ from steerserve.api.steering import interventions as intervention_routes
 from steerserve.api.steering import profiles as profile_routes
 from steerserve.api.steering import steering as steering_routes
 from steerserve.app.wiring import Owners
-from steerserve.nouns.registry import nouns
+from steerserve.nouns.noun import Noun
+from steerserve.nouns.registry import nouns, own_nouns
 from steerserve.nouns.runs.noun import RUNS
 from steerserve.openai import batches as batch_routes
 from steerserve.openai import chat as chat_routes
@@ -65,9 +69,10 @@ def management(owners: Owners) -> list[APIRouter]:
     attached = attachment_routes.Status(
         owners.conductor, owners.steering, owners.monitoring, owners.corpus_results
     )
-    of_nouns = (owners.world.router(noun) for noun in nouns().values())
+    own = own_nouns()
+    foreign = [noun for name, noun in nouns().items() if name not in own]
     return [
-        *(router for router in of_nouns if router is not None),
+        *_routers(owners, own.values()),
         model_routes.router(
             owners.models, owners.model_downloads, owners.conductor, owners.replicas
         ),
@@ -96,4 +101,11 @@ def management(owners: Owners) -> list[APIRouter]:
             owners.circuit_sensing.settled,
         ),
         health_routes.router(owners.vitals, owners.gauges, owners.around.log_lines),
+        # last, so that no package of others takes a route of the service
+        *_routers(owners, foreign),
     ]
+
+
+def _routers(owners: Owners, some: Iterable[Noun[Any]]) -> list[APIRouter]:
+    made = map(owners.world.router, some)
+    return [router for router in made if router is not None]
