@@ -230,6 +230,7 @@ _ROWS = (
         409,
         "a capture has this name, and is not the one that the request would carry on",
     ),
+    Row("RANGE_NOT_SATISFIABLE", 416, 416, "the range of bytes begins behind the end of the file"),
     Row("CAPTURES_FULL", 507, 507, "no room for the files of captures"),
     Row("JOB_NOT_FOUND", 404, 404, "no job has this id, or it ended more than a day ago"),
     Row(

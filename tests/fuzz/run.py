@@ -9,14 +9,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tests.fuzz import report, watcher
-from tests.fuzz.fuzzer import Fuzzer
+from tests.fuzz.fuzzer import NICENESS, Fuzzer
 from tests.fuzz.report import Chunk, Liveness
 from tests.fuzz.world import World, opened
 
@@ -103,6 +103,23 @@ def _say(started: datetime, fuzzer: Fuzzer, phase: str) -> None:
 
 
 @contextmanager
+def _behind_service() -> Iterator[None]:
+    """The service has the processor before this process, as it would if the clients were on other machines.
+
+    Linux may share a processor between sessions first. The service has a session of its own, and the niceness of the
+    threads here then counts only beside others of this session.
+    """
+    share = Path("/proc/self/autogroup")
+    with suppress(OSError):
+        share.write_text(str(NICENESS))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            share.write_text("0")
+
+
+@contextmanager
 def _watched(world: World) -> Iterator[dict[str, Any]]:
     """A process measures while the block runs; its figures are in the dictionary afterwards."""
     measured: dict[str, Any] = {}
@@ -111,9 +128,11 @@ def _watched(world: World) -> Iterator[dict[str, Any]]:
         [sys.executable, "-m", "tests.fuzz.watcher", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
-        yield measured
+        with _behind_service():
+            yield measured
     finally:
         told, _ = process.communicate()
     measured.update(json.loads(told))

@@ -27,8 +27,8 @@ from steerserve.rules import field_faults, near_names
 from steerserve.rules.steering import documents
 from steerserve.settings import Settings
 
-_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}
-"""Status of a refusal by the framework itself -> the code that is answered."""
+_CODES = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 416: "RANGE_NOT_SATISFIABLE"}
+"""Status of a refusal in the form of the framework -> the code that is answered."""
 
 
 _AS_JSON = "the body must be sent with content-type: application/json"

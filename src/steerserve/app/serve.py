@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from contextlib import suppress
@@ -46,6 +47,13 @@ OWN_FILES = 128
 LEAST_CONNECTIONS = 16
 OTHER_NAMES = ("STEERSERVE_URL", "STEERSERVE_API_KEY", "STEERSERVE_HISTORY")
 """Variables of the environment that the client and the terminal read, and that are no settings."""
+SWITCH_SECONDS = 0.0002
+"""After this time, a thread that holds the interpreter gives it to another that waits for it. The event loop waits for
+it several times in each request. With the 5 ms that Python sets, a thread that reads a large body or writes the metrics
+would hold up every request by tens of milliseconds."""
+GARBAGE = (5_000, 10, 20)
+"""Thresholds of `gc`. With those of Python, one body of many values leads to several collections that look through all
+objects of the service. Such a collection takes up to 0.2 s, in which nobody is served."""
 FREED_BYTES = 1 << 20
 """Freed memory that the C library may keep at the end of each of its heaps. A larger block is mapped by itself."""
 HEAPS = 2
@@ -98,6 +106,7 @@ class Server(accepting.Server):
             # the modules and routes stay; a collection that looked through them would hold up requests for 0.2 s
             gc.collect()
             gc.freeze()
+            gc.set_threshold(*GARBAGE)
             gc.enable()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -136,6 +145,7 @@ def run(settings: Settings) -> int:
     # the start makes little garbage, and a collection would look through all modules again; `startup` collects it
     gc.disable()
     give_back_freed()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         _check_extra(settings)
         connections = Connections(settings, _allowed_connections(settings.max_connections))

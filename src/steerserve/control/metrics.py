@@ -14,7 +14,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 
 from steerserve.control.full_queue import FullQueue, Later, on_loop
 from steerserve.control.retry import DefaultedLog
@@ -54,6 +60,9 @@ class SensingCounts:
     overhead: Histogram
 
 
+# one more sample for each counter and histogram, which nobody needs
+disable_created_metrics()
+
 CURRENT: ContextVar[RequestRecord | None] = ContextVar("CURRENT", default=None)
 """The record of the request that this task serves."""
 
@@ -81,6 +90,8 @@ class Metrics:
         self.clock = clock
         self.latencies: deque[float] = deque(maxlen=DURATIONS_KEPT)
         self.first_tokens: deque[float] = deque(maxlen=DURATIONS_KEPT)
+        self.answers = self.errors = 0
+        """The sums of `requests_total` and `request_errors_total`, which have a thousand samples after some days."""
         self._loading: dict[int, float] = {}
         self._requests = self._counter("requests", "Requests answered.", "route", "status")
         self.active = self._gauge("requests_active", "Requests being answered.")
@@ -130,6 +141,7 @@ class Metrics:
 
     def answered(self, route: str, status: int, seconds: float, *, is_stream: bool) -> None:
         """A request has ended, with any status. `route` is the path of its route as the application declares it."""
+        self.answers += 1
         self._requests.labels(route, str(status)).inc()
         self._durations.labels(route, "true" if is_stream else "false").observe(seconds)
         if status == 200 and route.startswith("/v1/") and route != "/v1/models":
@@ -141,6 +153,7 @@ class Metrics:
         if record is not None:
             record.code = code
         if record is None or not record.in_background:
+            self.errors += 1
             self._errors.labels(code).inc()
         if code == "QUEUE_FULL":
             self._queue_full.inc()

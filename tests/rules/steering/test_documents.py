@@ -91,6 +91,40 @@ def test_a_body_that_is_not_json_is_told_where(body: bytes, why: str) -> None:
     assert raised.value.code == "VALIDATION_ERROR"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": 1, "a": 2}',
+        b'[[{"b": {"a": 1, "c": 3, "a": 2}}]]',
+        rb'{"a": 1, "\u0061": 2}',
+        rb'{"a": ":", "a": "\u003a"}',
+        rb'{"a": 1, "a": "\u003A"}',
+        b'\xef\xbb\xbf{"a": 1, "a": 2}',
+        b'{"n": NaN, "a": 1, "a": 2}',
+        b'{"n": 1%s, "a": 1, "a": 2}' % (b"0" * 30),
+        rb'{"n": "\ud800", "a": 1, "a": 2}',
+    ],
+)
+def test_a_key_that_stands_twice_is_named_however_it_is_written(body: bytes) -> None:
+    with pytest.raises(Refusal, match="'a' stands twice"):
+        documents.check_once(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": 1, "b": {"a": "a: b"}}',
+        b'[{"a": 1}, {"a": 2}]',
+        rb'{"a": "\u003a", "\u003b": ":"}',
+        b'{"a": NaN, "b": 1e400}',
+        b'{"a": 1, "a": 2',
+        b"",
+    ],
+)
+def test_a_body_passes_that_has_each_key_once_or_is_not_json(body: bytes) -> None:
+    documents.check_once(body)
+
+
 @pytest.mark.parametrize("body", [b"[]", b'"text"', b"null"])
 def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(DocumentRefusal) as raised:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from itertools import chain
 
 import psutil
 from prometheus_client import generate_latest
@@ -55,9 +56,7 @@ class Gauges:
         self._count_applied()
         read = tuple(self._families())
         # the text of thousands of series takes a tenth of a second
-        return await asyncio.to_thread(
-            generate_latest, _Plain(self._watched.metrics.registry, read)
-        )
+        return await asyncio.to_thread(generate_latest, _Both(self._watched.metrics.registry, read))
 
     async def body(self) -> MetricsReport:
         """The application's metrics as one value."""
@@ -67,9 +66,9 @@ class Gauges:
         monitored, breakers = watched.monitoring.watched(), watched.hub.breakers()
         circuits, cards = watched.claims.health(), watched.cards.last
         return MetricsReport(
-            total_requests=int(total("requests_total")),
+            total_requests=metrics.answers,
             active_requests=int(total("requests_active")),
-            request_errors=int(total("request_errors_total")),
+            request_errors=metrics.errors,
             latency_ms=percentiles(metrics.latencies),
             time_to_first_token_ms=percentiles(metrics.first_tokens),
             prompt_tokens=int(total("prompt_tokens_total")),
@@ -189,19 +188,14 @@ def _series(name: str, about: str, samples: Samples, *labels: str) -> Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain(Collector):
-    """The series of a registry and those that were read. The `_created` samples of the registry, which would double the
-    text and which nobody needs, are left out."""
+class _Both(Collector):
+    """The series of a registry and those that were read."""
 
     registry: Collector
     read: tuple[Metric, ...]
 
     def collect(self) -> Iterator[Metric]:
-        for family in self.registry.collect():
-            kept = [sample for sample in family.samples if not sample.name.endswith("_created")]
-            family.samples = kept
-            yield family
-        yield from self.read
+        return chain(self.registry.collect(), self.read)
 
 
 def _with_reason(reading: CardReading) -> ReasonedCardTotals:

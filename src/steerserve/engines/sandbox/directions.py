@@ -25,6 +25,9 @@ READ_SECONDS = 60.0
 MEMORY_BYTES = 1 << 30
 """Address space of a process."""
 
+NICENESS = 10
+"""A file is read for a fifth of a second, in which requests come first."""
+
 COMMAND = ("-m", "steerserve.engines.sandbox.directions")
 
 Question = tuple[str, DirectionFile, ReadOptions]
@@ -45,7 +48,9 @@ async def read_file(formats: Formats[Read], file: DirectionFile, options: ReadOp
         Refusal: what `Formats.read` refuses; INVALID_VECTOR or INVALID_PROBE for a file that takes too much time or
             memory; INTERNAL_ERROR when no process starts.
     """
-    process = PoolProcess("the reader of files of directions", [sys.executable, *COMMAND])
+    process = PoolProcess(
+        "the reader of files of directions", [sys.executable, *COMMAND], niceness=NICENESS
+    )
     question = msgspec.msgpack.encode((formats.noun, file, options))
     try:
         body = await process.ask(question, READ_SECONDS)

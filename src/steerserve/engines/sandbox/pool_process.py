@@ -33,12 +33,14 @@ class Died(Exception):
 class PoolProcess:
     """One process: started when it is first needed, and again after it had to be killed or died.
 
-    `name` names the process in refusals; the program that `command` starts ends in `serve`.
+    `name` names the process in refusals; the program that `command` starts ends in `serve`. A process with a
+    `niceness` lets others have the processor first.
     """
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], niceness: int = 0) -> None:
         self._name = name
         self._command = command
+        self._niceness = niceness
         self._lock = asyncio.Lock()
         self._child: Process | None = None
         self._is_closed = False
@@ -117,6 +119,8 @@ class PoolProcess:
             env={name: os.environ[name] for name in _KEPT if name in os.environ},
         )
         assert self._child.stdout
+        if self._niceness:
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, self._niceness)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._child.stdout.readexactly(len(_READY))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from pydantic import Field, SecretStr, WithJsonSchema
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import (
+    FileResponse,
+    MalformedRangeHeader,
+    RangeNotSatisfiable,
+    Response,
+)
 
 from steerserve.api.answers import Answer
 from steerserve.api.answers.jobs import BEGUN, Wait, answered
@@ -136,10 +142,14 @@ def router(captures: Captures, settings: Settings) -> APIRouter:
         return success(await captures.get(capture_id))
 
     @routes.get("/{capture_id}/files/{name}", response_class=FileResponse, responses=_CONTENT)
-    async def get_capture_file(capture_id: str, name: str) -> Response:
+    async def get_capture_file(capture_id: str, name: str, request: Request) -> Response:
         """A file of a capture. Ranges of bytes are honoured."""
         path = await captures.file(capture_id, name)
-        return FileResponse(path, media_type="application/octet-stream", filename=name)
+        found = await asyncio.to_thread(path.stat)
+        _check_range(request.headers.get("range"), found.st_size)
+        return FileResponse(
+            path, media_type="application/octet-stream", filename=name, stat_result=found
+        )
 
     @routes.delete("/{capture_id}", response_model=Answer[DeletedCapture])
     async def delete_capture(capture_id: str) -> Response:
@@ -147,6 +157,26 @@ def router(captures: Captures, settings: Settings) -> APIRouter:
         return success(DeletedCapture(await captures.remove(capture_id)))
 
     return routes
+
+
+def _check_range(asked: str | None, size: int) -> None:
+    """Check the header `Range`. The library refuses a wrong one in a form of its own.
+
+    Raises:
+        Refusal: VALIDATION_ERROR for ranges that cannot be read.
+        HTTPException: 416 for a range that begins behind the end of the file. Its header tells the size, by which
+            clients see that they have the whole file.
+    """
+    if asked is None:
+        return
+    try:
+        FileResponse._parse_range_header(asked, size)
+    except MalformedRangeHeader as error:
+        raise Refusal("VALIDATION_ERROR", f"Range: {error.content}", param="Range") from None
+    except RangeNotSatisfiable:
+        raise HTTPException(
+            416, f"Range: the file has {size} bytes", {"Content-Range": f"bytes */{size}"}
+        ) from None
 
 
 def _asked(body: CaptureBody, client: str, settings: Settings) -> CaptureRequest:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+import msgspec
+
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.rules import json_reading
 from steerserve.rules.bounds import DOCUMENT_BYTES, DOCUMENT_LEVELS
@@ -97,6 +99,12 @@ def check_once(body: bytes) -> None:
     """Raises:
     Refusal: VALIDATION_ERROR for a key that stands twice in one object. A body that is not JSON passes.
     """
+    with suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError):
+        read = msgspec.json.encode(json_reading.decode(body))
+        # of two equal keys, one is lost with its colon; only an escaped colon could make up for it
+        if read.count(b":") == body.count(b":") and rb"\u003" not in body:
+            return
+    # this reader is slower, and names the key
     with suppress(ValueError, RecursionError):
         json_reading.loads(body.decode("utf-8-sig"), once)
 
