@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
 from steerserve.database.catalog import ModelRow
+from steerserve.errors import Refusal
 from steerserve.messages import Attached, Loaded, PlacedSae, SaeSource
 from steerserve.messages.engine import Engine
 from steerserve.rules.residency.heartbeat import Silence
@@ -181,3 +182,16 @@ def content_keys(resident: Resident, attached: Attachment) -> tuple[str, ...]:
         digest.place_key(SteeredModel(row.name, row.repo_id, row.revision, one), site)
         for one in (row.content_digest, *row.content_aliases)
     )
+
+
+def check_held(resident: Resident, attached: Iterable[Attachment]) -> None:
+    """Check that the model of a job still serves, and that these SAEs are still attached.
+
+    Raises:
+        Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
+    """
+    resident.running()
+    for one in attached:
+        if resident.attachments.get(one.key) is not one:
+            why = "the SAE was detached while its job ran"
+            raise Refusal("SAE_NOT_ATTACHED", why, sae_id=one.sae_id, layer=one.layer)

@@ -36,7 +36,7 @@ from steerserve.control.inference.texts import (
 )
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.control.threads import Threads
 from steerserve.database.catalog import Clock, ModelRow
@@ -142,16 +142,6 @@ class _Begun:
     plan: m.Plan
     used: Sequence[Attachment]
     is_located: bool
-
-    def check(self) -> None:
-        """Raises:
-        Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
-        """
-        self.resident.running()
-        for one in self.used:
-            if self.resident.attachments.get(one.key) is not one:
-                why = "the SAE was detached while the capture was read"
-                raise Refusal("SAE_NOT_ATTACHED", why, sae_id=one.sae_id, layer=one.layer)
 
 
 class Captures:
@@ -501,7 +491,7 @@ class Captures:
                         parts=ACTIVATIONS_RAW.ask(begun.reads),
                     ),
                     of_pieces(ACTIVATIONS_RAW),
-                    check=begun.check,
+                    check=lambda: check_held(begun.resident, begun.used),
                     told=told,
                     is_gentle=True,
                     at_once=max(1, min(TEXTS_AT_ONCE, PART_BYTES // size)),

@@ -15,7 +15,7 @@ from steerserve import messages as m
 from steerserve.control.inference.texts import NamedText, TextReader, held_out, of_part, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.nouns.contrasts import rules
@@ -91,7 +91,7 @@ class Contrasts:
             resident,
             m.Request(goal=m.Score(), prompts=(), client=KIND, parts=POOL.ask(pool)),
             take,
-            check=lambda: check_held(resident, attached),
+            check=lambda: check_held(resident, [attached]),
             told=lambda count: report(
                 READ_SHARE * count / len(texts), f"{count} of {len(texts)} texts are read"
             ),
@@ -125,7 +125,7 @@ class Contrasts:
         resident: Resident,
         attached: Attachment,
     ) -> list[ContrastedFeature]:
-        check_held(resident, attached)
+        check_held(resident, [attached])
         labels = await self._features.labels(attached.sae_id)
         indices = [one.index for one in best]
         effects = await self._features.effects(attached, indices, PROMOTED_SHOWN)
@@ -160,22 +160,6 @@ def _split(
     held = held_out(len(pooled), asked.holdout, asked.seed, group)
     compared = [one for place, one in enumerate(pooled) if place not in held]
     return compared, [pooled[place] for place in sorted(held)]
-
-
-def check_held(resident: Resident, attached: Attachment) -> None:
-    """Check that the model and the SAE of a job are still there.
-
-    Raises:
-        Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
-    """
-    resident.running()
-    if resident.attachments.get(attached.key) is not attached:
-        raise Refusal(
-            "SAE_NOT_ATTACHED",
-            "the SAE was detached while its job ran",
-            sae_id=attached.sae_id,
-            layer=attached.layer,
-        )
 
 
 def pooled_values(answer: PooledText, name: str) -> Pooled:

@@ -24,7 +24,13 @@ from steerserve.control.inference.contexts import (
 from steerserve.control.inference.texts import NamedText, TextReader, of_kind
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident, content_key, content_keys
+from steerserve.control.residency.resident import (
+    Attachment,
+    Resident,
+    check_held,
+    content_key,
+    content_keys,
+)
 from steerserve.control.sensing.corpus_results import (
     PART,
     Context,
@@ -388,7 +394,7 @@ class Corpora:
             resident,
             m.Request(goal=m.ReadActivations(keys=keys), prompts=(), client=KIND),
             of_kind(m.ActivationsRead),
-            check=lambda: _check_held(resident, saes),
+            check=lambda: check_held(resident, saes),
             told=told,
             is_gentle=True,
         )
@@ -419,17 +425,6 @@ async def _parts(cuts: AsyncIterator[Cut]) -> AsyncIterator[list[Cut]]:
             part = []
     if part:
         yield part
-
-
-def _check_held(resident: Resident, saes: Sequence[Attachment]) -> None:
-    """Raises:
-    Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
-    """
-    resident.running()
-    for one in saes:
-        if resident.attachments.get(one.key) is not one:
-            why = "the SAE was detached while its corpus was read"
-            raise Refusal("SAE_NOT_ATTACHED", why, sae_id=one.sae_id, layer=one.layer)
 
 
 def _attached(resident: Resident, saes: Sequence[ReadSae]) -> list[Attachment]:

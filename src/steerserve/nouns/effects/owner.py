@@ -27,7 +27,7 @@ from steerserve.control.inference.steered_texts import (
 from steerserve.control.inference.texts import NamedText, TextReader
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
@@ -98,16 +98,6 @@ class _Ladder:
         """The texts that are written: without steering, and at each strength by the lever and the random directions."""
         asked = self.asked
         return len(self.prompts) * (1 + len(asked.strengths) * (1 + asked.random_directions))
-
-    def check(self) -> None:
-        """Raises:
-        Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
-        """
-        self.resident.running()
-        for one in self.used:
-            if self.resident.attachments.get(one.key) is not one:
-                why = "the SAE was detached while its job ran"
-                raise Refusal("SAE_NOT_ATTACHED", why, sae_id=one.sae_id, layer=one.layer)
 
 
 class EffectMeasurements:
@@ -238,7 +228,7 @@ class EffectMeasurements:
             together = list(itertools.chain.from_iterable(directions))
             if together:
                 drawn.append(rules.judged(rules.row(strength, together, target), together, plain))
-        begun.check()
+        check_held(begun.resident, begun.used)
         values, edits = ladder.at(begun.made, 1.0)
         modifiers = asked.steering.modifiers
         state = state_of(begun.resident, values, edits, modifiers=modifiers)
@@ -325,7 +315,7 @@ class EffectMeasurements:
             asked.tokens,
             asked.temperature,
             asked.seed,
-            begun.check,
+            lambda: check_held(begun.resident, begun.used),
             asked.steering.modifiers,
             words,
         )
@@ -343,7 +333,7 @@ class EffectMeasurements:
         norms: dict[Feature, float] = {}
         engine, facts = begun.resident.running()
         for feature in dict.fromkeys(ladder.needs_norms(made)):
-            begun.check()
+            check_held(begun.resident, begun.used)
             asked = m.Explore(key=feature.key, features=[feature.index])
             (told,) = (await engine.ask(asked)).features
             norms[feature] = told.decoder_norm

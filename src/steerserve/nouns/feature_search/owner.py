@@ -10,13 +10,13 @@ from typing import Literal
 from steerserve import messages as m
 from steerserve.control.inference.texts import NamedText, TextReader, of_kind, of_part, prompt_of
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.feature_views import FeatureSearch, SimilarFeature
 from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.messages.spelling import Spell
-from steerserve.nouns.contrasts.owner import check_held, pooled_values
+from steerserve.nouns.contrasts.owner import pooled_values
 from steerserve.parts.pool.form import POOL, Pool, Pooled
 from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.sensing import ranking
@@ -98,7 +98,7 @@ class TextSearch:
         pool, keys = Pool(attached.key, "max"), [attached.key]
 
         def check() -> None:
-            check_held(resident, attached)
+            check_held(resident, [attached])
 
         (pooled,) = await self._reader.read(
             texts,

@@ -18,7 +18,7 @@ from steerserve.control.inference.texts import NamedText, TextReader, of_kind, p
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.models.served import ServedModels
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.resident import Attachment, Resident
+from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.sensing.features import Features
 from steerserve.database.labels import Labels
@@ -163,7 +163,7 @@ class Suggestions:
             model, ask = self._asked(asked, resident, stack)
             evidence = await self._evidence(asked, resident, attached, report)
             for done, index in enumerate(asked.features):
-                _check_held(resident, attached)
+                check_held(resident, [attached])
                 report(begun + (1 - begun) * done / count, f"{done} of {count} features are done")
                 examples, others = await evidence(index)
                 if not examples:
@@ -264,7 +264,7 @@ class Suggestions:
             resident,
             m.Request(goal=m.ReadActivations(keys=[attached.key]), prompts=(), client=KIND),
             of_kind(m.ActivationsRead),
-            check=lambda: _check_held(resident, attached),
+            check=lambda: check_held(resident, [attached]),
             told=lambda count: report(
                 READ_SHARE * count / len(texts), f"{count} of {len(texts)} texts are read"
             ),
@@ -332,13 +332,3 @@ def _suggested(row: SuggestionRow) -> SuggestedLabel:
 def _shuffled(texts: list[str], seed: int) -> list[str]:
     random.Random(seed).shuffle(texts)  # noqa: S311 -- it must be repeatable
     return texts
-
-
-def _check_held(resident: Resident, attached: Attachment) -> None:
-    """Raises:
-    Refusal: MODEL_NOT_LOADED, SAE_NOT_ATTACHED.
-    """
-    resident.running()
-    if resident.attachments.get(attached.key) is not attached:
-        why = "the SAE was detached while labels were suggested"
-        raise Refusal("SAE_NOT_ATTACHED", why, sae_id=attached.sae_id, layer=attached.layer)
