@@ -107,5 +107,5 @@ def management(owners: Owners) -> list[APIRouter]:
 
 
 def _routers(owners: Owners, some: Iterable[Noun[Any]]) -> list[APIRouter]:
-    made = map(owners.world.router, some)
+    made = map(owners.router, some)
     return [router for router in made if router is not None]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from steerserve.control.bus import Bus
 from steerserve.control.client_paths import client_paths
@@ -82,11 +81,9 @@ from steerserve.hub.downloads import Downloads
 from steerserve.logs.recent import RecentLines
 from steerserve.nouns.captures.noun import CAPTURES
 from steerserve.nouns.corpora.store import CorpusStore
-from steerserve.nouns.noun import Noun, World
+from steerserve.nouns.noun import World
 from steerserve.nouns.registry import nouns
 from steerserve.settings import Settings
-
-Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +133,15 @@ def surroundings(settings: Settings, cluster: EngineCluster | None = None) -> Su
     )
 
 
-class Owners:
+class Owners(World):
     """The owners, room by room in the order of `control/`."""
 
     def __init__(self, settings: Settings, around: Surroundings) -> None:
+        super().__init__()
         self.settings = settings
         self.around = around
+        self.database, self.now = around.database, around.now
+        self.hub, self.cards = around.hub, around.cards
         self.bus = Bus()
         self.metrics = Metrics()
         self.bus.subscribe(partial(count_load, self.metrics))
@@ -166,7 +166,6 @@ class Owners:
         self._make_observing()
         self._make_requests()
         self._make_batches()
-        self.world = self._world()
         self._make_vitals()
 
     async def close(self) -> None:
@@ -175,7 +174,7 @@ class Owners:
         self.conductor.is_closing = True
         await self.batches.close()
         await self.jobs.close()
-        await self.world.close()
+        await self.close_nouns()
         await self.sae_downloads.close()
         await self.downloads.close()
         await self.contents.close()
@@ -358,6 +357,7 @@ class Owners:
         )
         self.bus.subscribe(self.generation.took)
         self.speller = Speller(settings, self.conductor)
+        self.texts = TextReader(self.conductor, self.queue)
         self.compare = Compare(
             self.generation,
             self.served,
@@ -365,37 +365,6 @@ class Owners:
             self.serving,
             self.metrics,
         )
-
-    def _world(self) -> World:
-        around = self.around
-        return World(
-            settings=self.settings,
-            database=around.database,
-            room=self.room,
-            now=around.now,
-            hub=around.hub,
-            downloads=self.downloads,
-            launcher=around.launcher,
-            cards=around.cards,
-            bus=self.bus,
-            conductor=self.conductor,
-            paths=self.paths,
-            labels=self.labels,
-            vectors=self.vectors,
-            probes=self.probes,
-            edit_parts=self.edit_parts,
-            features=self.features,
-            corpus_results=self.corpus_results,
-            jobs=self.jobs,
-            served=self.served,
-            generation=self.generation,
-            texts=TextReader(self.conductor, self.queue),
-            speller=self.speller,
-        )
-
-    def owner(self, noun: Noun[Owner]) -> Owner:
-        """The owner of a noun that has a folder in `nouns/`, or a package of its own."""
-        return self.world.owner(noun)
 
     def _make_batches(self) -> None:
         settings, around = self.settings, self.around
@@ -430,7 +399,7 @@ class Owners:
             claims=self.claims,
             replicas=self.replicas,
             nodes=self.nodes,
-            noun_health=self.world.health,
+            noun_health=self.noun_health,
             loop=self.loop_watch,
             metrics=self.metrics,
             monitoring=self.monitoring,

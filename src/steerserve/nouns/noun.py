@@ -67,9 +67,9 @@ class Noun(Generic[Owner]):
     close: Callable[[Owner], Awaitable[None]] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What the owners of nouns are given."""
+    """The owners of the service, which the owners of nouns are given. `app/wiring.py` makes each of them after
+    those that it needs."""
 
     settings: Settings
     database: Database
@@ -93,26 +93,28 @@ class World:
     generation: Generation
     texts: TextReader
     speller: Speller
-    _made: dict[str, tuple[Noun[Any], Any]] = field(default_factory=dict)
+
+    def __init__(self) -> None:
+        self._of_nouns: dict[str, tuple[Noun[Any], Any]] = {}
 
     def owner(self, noun: Noun[Owner]) -> Owner:
         """The one owner of a noun, which is made when it is first asked for."""
-        if noun.name not in self._made:
-            self._made[noun.name] = noun, noun.owner(self)
-        return cast(Owner, self._made[noun.name][1])
+        if noun.name not in self._of_nouns:
+            self._of_nouns[noun.name] = noun, noun.owner(self)
+        return cast(Owner, self._of_nouns[noun.name][1])
 
     def router(self, noun: Noun[Any]) -> APIRouter | None:
         """The routes of a noun."""
         return noun.routes(self.owner(noun), self) if noun.routes is not None else None
 
-    def health(self) -> Iterator[Component]:
+    def noun_health(self) -> Iterator[Component]:
         """The health that the nouns report."""
-        for noun, owner in self._made.values():
+        for noun, owner in self._of_nouns.values():
             if noun.health is not None:
                 yield from noun.health(owner)
 
-    async def close(self) -> None:
-        """End the work of all owners in the background. All jobs have ended."""
-        for noun, owner in self._made.values():
+    async def close_nouns(self) -> None:
+        """End the work of their owners in the background. All jobs have ended."""
+        for noun, owner in self._of_nouns.values():
             if noun.close is not None:
                 await noun.close(owner)
