@@ -99,7 +99,7 @@ class World(Owners):
     ) -> None:
         self.home = home
         self.driver = Driver()
-        self.hub = Hub()
+        self.breakers = Hub()
         self.events: list[Event] = []
         self.free_mb: int | None = None
         self._tasks: list[asyncio.Task[Any]] = []
@@ -113,7 +113,7 @@ class World(Owners):
                 downloaders=downloaders,
                 hub=hub_client.Hub(settings, downloaders),
                 cluster_hub=hub_client.cluster_hub(settings, downloaders),
-                breakers=self.hub,
+                breakers=self.breakers,
                 cards=CardReadings(self.driver.read, torch_version="2.13.0"),
                 checker=Checker(),
                 now=now,
@@ -121,8 +121,6 @@ class World(Owners):
                 read_free=self._read_free,
             ),
         )
-        self.database = self.around.database
-        self.cards = self.around.cards
 
     async def _read_free(self, _: Resident) -> int | None:
         return self.free_mb

@@ -70,3 +70,15 @@ def test_a_row_whose_file_is_gone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="row 3 of capture_0123456789ab cannot be read") as refused:
         folders.row(capture, 0, 3)
     assert refused.value.code == "CAPTURE_NOT_FOUND"
+
+
+def test_what_asks_for_a_capture_that_another_request_deletes_is_refused(tmp_path: Path) -> None:
+    folders, capture = CaptureFolders(tmp_path), of("float32")
+    folders.add(capture)
+    folders.get(capture.id)
+    folders.remove(capture.id)
+    assert not list(tmp_path.iterdir())
+    for ask in (folders.remove, folders.files):
+        with pytest.raises(Refusal) as refused:
+            ask(capture.id)
+        assert refused.value.code == "CAPTURE_NOT_FOUND"

@@ -136,15 +136,20 @@ class CaptureFolders:
         return self.root / capture_id
 
     def files(self, capture_id: str) -> list[tuple[str, int]]:
-        """The names and the sizes of the files that are whole: the record, the index, and the shards."""
-        found = [
-            (one.name, one.stat().st_size)
-            for one in self.folder(capture_id).iterdir()
-            if one.name in (RECORD, INDEX) or SHARD.fullmatch(one.name)
-        ]
+        """The names and the sizes of the files that are whole: the record, the index, and the shards.
+
+        Raises:
+            Refusal: CAPTURE_NOT_FOUND.
+        """
+        with _deleted_refused(capture_id):
+            found = [
+                (one.name, one.stat().st_size)
+                for one in self.folder(capture_id).iterdir()
+                if one.name in (RECORD, INDEX) or SHARD.fullmatch(one.name)
+            ]
         return sorted(found)
 
-    def file(self, capture_id: str, name: str) -> Path:
+    def file(self, capture_id: str, name: str) -> tuple[Path, os.stat_result]:
         """Raises:
         Refusal: CAPTURE_NOT_FOUND.
         """
@@ -152,7 +157,8 @@ class CaptureFolders:
         if not (name in (RECORD, INDEX) or SHARD.fullmatch(name)) or not path.is_file():
             why = f"{capture_id} has no file {shown(name)}"
             raise Refusal("CAPTURE_NOT_FOUND", why, capture_id=capture_id, file=shown(name))
-        return path
+        with _deleted_refused(capture_id):
+            return path, path.stat()
 
     def row(self, capture: Capture, site: int, row: int) -> array[float]:
         """The values of the site with this number in one row of a capture.
@@ -190,7 +196,15 @@ class CaptureFolders:
             self.write_record(capture)
 
     def remove(self, capture_id: str) -> None:
-        shutil.rmtree(self.folder(capture_id))
+        """Delete a capture: its record first, so that only one of several callers deletes it.
+
+        Raises:
+            Refusal: CAPTURE_NOT_FOUND.
+        """
+        folder = self.folder(capture_id)
+        with _deleted_refused(capture_id):
+            (folder / RECORD).unlink()
+        shutil.rmtree(folder)
 
     def write_record(self, capture: Capture) -> None:
         """Replace the record of a capture, whole or not at all."""
@@ -360,6 +374,19 @@ def full_disk_refused() -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise Refusal("INSUFFICIENT_DISK", "the disk of the captures is full") from error
+
+
+@contextmanager
+def _deleted_refused(capture_id: str) -> Iterator[None]:
+    """Refuse a capture that is deleted meanwhile.
+
+    Raises:
+        Refusal: CAPTURE_NOT_FOUND.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise unknown_capture(capture_id) from None
 
 
 def unknown_capture(capture_id: str) -> Refusal:

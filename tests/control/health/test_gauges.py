@@ -151,10 +151,10 @@ async def test_passes_that_steered_only_grow_when_the_model_is_loaded_again(worl
 
 
 async def test_breakers_are_shown_and_their_trips_only_grow(world: World) -> None:
-    world.hub.states = [breaker(state="open", is_open=True, trips=2)]
+    world.breakers.states = [breaker(state="open", is_open=True, trips=2)]
     assert await value(world, "circuit_breaker_open", name="huggingface") == 1
     assert await value(world, "circuit_breaker_trips_total", name="huggingface") == 2
-    world.hub.states = [breaker(state="half_open", trips=3)]
+    world.breakers.states = [breaker(state="half_open", trips=3)]
     assert await value(world, "circuit_breaker_open", name="huggingface") == 0
     assert await value(world, "circuit_breaker_trips_total", name="huggingface") == 3
     body = plain(await world.gauges.body())

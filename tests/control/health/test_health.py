@@ -212,17 +212,21 @@ async def test_an_open_breaker_is_shown_and_degrades_without_taking_the_service_
     world: World,
 ) -> None:
     await world.loaded()
-    world.hub.states = [breaker()]
+    world.breakers.states = [breaker()]
     hub = component(plain(await world.vitals.readiness()), "hub")
     assert hub["status"] == "healthy"
     # health knows only of the questions that were asked, and says so
     assert "steerserve doctor" in hub["message"]
-    world.hub.states = [breaker(state="open", is_open=True, failure_count=5, trips=1)]
+    world.breakers.states = [breaker(state="open", is_open=True, failure_count=5, trips=1)]
     state = plain(await world.vitals.readiness())
     assert (state["ready"], state["status"]) == (True, "degraded")
     assert "huggingface" in component(state, "hub")["message"]
     detailed = plain(await world.vitals.detailed())
-    assert detailed["circuit_breakers"] == plain(world.hub.states) == plain(world.vitals.breakers())
+    assert (
+        detailed["circuit_breakers"]
+        == plain(world.breakers.states)
+        == plain(world.vitals.breakers())
+    )
 
 
 async def test_a_queue_that_refuses_degrades_health_until_it_has_room(world: World) -> None:
@@ -245,12 +249,12 @@ async def test_a_queue_that_refuses_degrades_health_until_it_has_room(world: Wor
 async def test_a_hub_that_failed_three_times_is_not_healthy(
     world: World, changes: dict[str, Any], status: str
 ) -> None:
-    world.hub.states = [breaker(**changes)]
+    world.breakers.states = [breaker(**changes)]
     assert component(plain(await world.vitals.readiness()), "hub")["status"] == status
 
 
 async def test_a_breaker_is_reset_by_its_name(world: World) -> None:
-    world.hub.states = [breaker(state="open", is_open=True, failure_count=5)]
+    world.breakers.states = [breaker(state="open", is_open=True, failure_count=5)]
     assert world.vitals.reset("huggingface").state == "closed"
     assert component(plain(await world.vitals.readiness()), "hub")["status"] == "healthy"
     assert refusal_of(world.vitals.reset, "nobody").code == "BREAKER_NOT_FOUND"
@@ -266,7 +270,7 @@ async def test_a_block_that_cannot_be_built_is_null_and_named(
         broken()
 
     await world.loaded()
-    monkeypatch.setattr(world.hub, "breakers", broken)
+    monkeypatch.setattr(world.breakers, "breakers", broken)
     monkeypatch.setattr(world.conductor.leases, "status", broken)
     monkeypatch.setattr(world.serving, "profile", broken_read)
     detailed = plain(await world.vitals.detailed())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
+import os
 import secrets
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -223,8 +224,8 @@ class Captures:
         listed = await self._threads.run(self._folders.files, capture_id)
         return CaptureDetails(**self._facts(found), files=[CaptureFile(*one) for one in listed])
 
-    async def file(self, capture_id: str, name: str) -> Path:
-        """The path of a file of a capture.
+    async def file(self, capture_id: str, name: str) -> tuple[Path, os.stat_result]:
+        """The path of a file of a capture, and its size and times.
 
         Raises:
             Refusal: CAPTURE_NOT_FOUND.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException
@@ -144,8 +143,7 @@ def router(captures: Captures, settings: Settings) -> APIRouter:
     @routes.get("/{capture_id}/files/{name}", response_class=FileResponse, responses=_CONTENT)
     async def get_capture_file(capture_id: str, name: str, request: Request) -> Response:
         """A file of a capture. Ranges of bytes are honoured."""
-        path = await captures.file(capture_id, name)
-        found = await asyncio.to_thread(path.stat)
+        path, found = await captures.file(capture_id, name)
         _check_range(request.headers.get("range"), found.st_size)
         return FileResponse(
             path, media_type="application/octet-stream", filename=name, stat_result=found
