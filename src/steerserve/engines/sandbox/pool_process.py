@@ -120,7 +120,8 @@ class PoolProcess:
         )
         assert self._child.stdout
         if self._niceness:
-            os.setpriority(os.PRIO_PROCESS, self._child.pid, self._niceness)
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, self._child.pid, self._niceness)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._child.stdout.readexactly(len(_READY))
