@@ -31,7 +31,7 @@ ROUNDS = 3
 SECONDS = 4.0
 ROUTES, STATUSES = 200, (200, 400, 404, 405, 422)
 WORK = 20_000
-"""Numbers that are added for each answer, which takes about half a millisecond."""
+"""Numbers that are added for each answer."""
 CLIENT = """
 import json, socket, sys, time
 port, seconds = int(sys.argv[1]), float(sys.argv[2])

@@ -249,6 +249,8 @@ def test_ranges_of_files_are_honoured(live: Running) -> None:
     beyond = live.http.get(path, headers={"Range": f"bytes={size}-"})
     assert (beyond.status_code, beyond.json()["error"]["code"]) == (416, "RANGE_NOT_SATISFIABLE")
     assert beyond.headers["content-range"] == f"bytes */{size}"
+    changed = live.http.get(path, headers={"Range": f"bytes={size}-", "If-Range": '"another"'})
+    assert (changed.status_code, changed.content) == (200, whole.content)
     wrong = live.http.get(path, headers={"Range": "bytes=9-3"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (422, "VALIDATION_ERROR")
     several = live.http.get(path, headers={"Range": "bytes=0-1,4-5"})

@@ -144,10 +144,13 @@ def router(captures: Captures, settings: Settings) -> APIRouter:
     async def get_capture_file(capture_id: str, name: str, request: Request) -> Response:
         """A file of a capture. Ranges of bytes are honoured."""
         path, found = await captures.file(capture_id, name)
-        _check_range(request.headers.get("range"), found.st_size)
-        return FileResponse(
+        response = FileResponse(
             path, media_type="application/octet-stream", filename=name, stat_result=found
         )
+        known = request.headers.get("if-range")
+        if known is None or response._should_use_range(known):
+            _check_range(request.headers.get("range"), found.st_size)
+        return response
 
     @routes.delete("/{capture_id}", response_model=Answer[DeletedCapture])
     async def delete_capture(capture_id: str) -> Response:
