@@ -139,8 +139,11 @@ class Differentiable(_Float32):
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """A tensor in float32 where it has half precision."""
-    return tensor.float() if tensor.dtype in _HALF else tensor
+    """A tensor in float32 where it has half precision. A weight in the layout of oneDNN, which the library widens in no
+    other way, is laid out plainly first."""
+    if tensor.dtype not in _HALF:
+        return tensor
+    return (tensor.to_dense() if tensor.is_mkldnn else tensor).float()
 
 
 def widened(value: Any, each: Callable[[Tensor], Tensor] = wide) -> Any:
