@@ -104,5 +104,5 @@ def attached_at(layer: int) -> m.Attached:
     return m.Attached(f"model.layers.{layer}", 3, HIDDEN, WIDTH, ["from the engine"], {})
 
 
-def gone(reason: str) -> Refusal:
+def engine_gone(reason: str) -> Refusal:
     return Refusal("ENGINE_UNAVAILABLE", f"{reason}; the model has to be loaded again")

@@ -28,7 +28,7 @@ from tests.scripted_answers import (
     HIDDEN,
     STEPS,
     attached_at,
-    gone,
+    engine_gone,
     promoted,
     size_of,
     spelling,
@@ -313,21 +313,21 @@ class ScriptedEngine(Engine):
         """End as in a crash. Requests in flight get `parting`, or ENGINE_UNAVAILABLE."""
         self.ended.set_result(reason)
         for stream in self._streams:
-            stream.refuse(parting or gone(reason))
+            stream.refuse(parting or engine_gone(reason))
 
     async def _step(self, name: str) -> None:
         is_command = name not in ("load", "generate")
         if is_command:
-            self.heartbeat.check()
+            self.heartbeat.check_not_stalled()
         stalling = asyncio.ensure_future(self.heartbeat.stalling.wait())
         try:
             await self._launcher.step(name, [self.ended, *([stalling] if is_command else [])])
         finally:
             stalling.cancel()
         if self.ended.done():
-            raise gone(self.ended.result())
+            raise engine_gone(self.ended.result())
         if is_command:
-            self.heartbeat.check()
+            self.heartbeat.check_not_stalled()
 
 
 class Launcher:

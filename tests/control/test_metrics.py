@@ -56,14 +56,14 @@ def test_a_generating_request_is_timed_from_the_queue_to_its_tokens(
     clock.now += 2.0
     timing.admitted()
     clock.now += 1.0
-    timing.take(Started(1, [5, 7]))
-    timing.take(Piece(1, 0, "", 1))
+    timing.note_event(Started(1, [5, 7]))
+    timing.note_event(Piece(1, 0, "", 1))
     clock.now += 0.25
-    timing.take(Piece(1, 1, "b", 1))
-    timing.take(Piece(1, 0, "a", 3))
+    timing.note_event(Piece(1, 1, "b", 1))
+    timing.note_event(Piece(1, 0, "a", 3))
     clock.now += 0.25
-    timing.take(Piece(1, 0, "", 5, "stop"))
-    timing.take(Piece(1, 1, "", 1, "stop"))
+    timing.note_event(Piece(1, 0, "", 5, "stop"))
+    timing.note_event(Piece(1, 1, "", 1, "stop"))
     timing.ended()
     assert timing.phases() == {"queue": 2000.0, "prefill": 1000.0, "decode": 500.0}
     assert (timing.prompt_tokens, timing.completion_tokens) == (12, 6)
@@ -78,7 +78,7 @@ def test_a_generating_request_is_timed_from_the_queue_to_its_tokens(
 
 def test_a_request_without_tokens_has_no_times_of_tokens(metrics: Metrics) -> None:
     timing = metrics.request()
-    timing.take(Started(1, [5]))
+    timing.note_event(Started(1, [5]))
     timing.ended()
     assert seen(metrics, "time_to_first_token_seconds")[0] == 0
     assert seen(metrics, "time_per_output_token_seconds")[0] == 0

@@ -35,27 +35,27 @@ async def stored(database: Database) -> int:
 async def test_labels_are_merged_replaced_and_forgotten(database: Database) -> None:
     await registered(database, "sae_a", "sae_b")
     labels = Labels(database)
-    assert await labels.of("sae_a") == {}
+    assert await labels.labels_of("sae_a") == {}
     await labels.put("sae_a", {7: "boats", 3: "the sea"})
     await labels.put("sae_b", {3: "other"})
-    assert list((await labels.of("sae_a")).items()) == [(3, "the sea"), (7, "boats")]
+    assert list((await labels.labels_of("sae_a")).items()) == [(3, "the sea"), (7, "boats")]
     await labels.put("sae_a", {3: "waves", 5: "sand"})
-    assert await labels.of("sae_a") == {3: "waves", 5: "sand", 7: "boats"}
+    assert await labels.labels_of("sae_a") == {3: "waves", 5: "sand", 7: "boats"}
     await labels.put("sae_a", {9: "night"}, replace=True)
-    assert await labels.of("sae_a") == {9: "night"}
+    assert await labels.labels_of("sae_a") == {9: "night"}
     assert await labels.forget("sae_a") == 1
     assert await labels.forget("sae_a") == 0
-    assert await labels.of("sae_a") == {}
-    assert await labels.of("sae_b") == {3: "other"}
+    assert await labels.labels_of("sae_a") == {}
+    assert await labels.labels_of("sae_b") == {3: "other"}
 
 
 async def test_they_are_stored_and_not_only_remembered(database: Database) -> None:
     await registered(database, "sae_a")
     many = {index: f"label {index}" for index in range(12_000)}
     await Labels(database).put("sae_a", many)
-    assert await Labels(database).of("sae_a") == many
+    assert await Labels(database).labels_of("sae_a") == many
     await Labels(database).put("sae_a", {0: "first", 11_999: "last"})
-    found = await Labels(database).of("sae_a")
+    found = await Labels(database).labels_of("sae_a")
     assert (found[0], found[1], found[11_999], len(found)) == ("first", "label 1", "last", 12_000)
 
 
@@ -63,10 +63,10 @@ async def test_a_write_that_fails_changes_nothing(database: Database) -> None:
     await registered(database, "sae_a")
     labels = Labels(database)
     await labels.put("sae_a", {3: "kept"})
-    assert await labels.of("sae_a") == {3: "kept"}
+    assert await labels.labels_of("sae_a") == {3: "kept"}
     with pytest.raises(IntegrityError):
         await labels.put("sae_a", {4: "new", 5: None}, replace=True)  # type: ignore[dict-item]
-    assert await labels.of("sae_a") == {3: "kept"}
+    assert await labels.labels_of("sae_a") == {3: "kept"}
 
 
 async def test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_kept(
@@ -78,11 +78,11 @@ async def test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_ke
     for number in range(20):
         await labels.put(f"sae_{number}", {number: str(number)})
     for number in [*range(20), *range(20)]:
-        assert await labels.of(f"sae_{number}") == {number: str(number)}
+        assert await labels.labels_of(f"sae_{number}") == {number: str(number)}
     assert sum(map(len, labels._known.values())) == 8
     many = dict.fromkeys(range(20), "x")
     await labels.put("sae_3", many)
-    assert await labels.of("sae_3") == many
+    assert await labels.labels_of("sae_3") == many
     assert list(labels._known) == ["sae_3"]
 
 
@@ -92,7 +92,7 @@ async def test_of_saes_without_labels_only_the_last_ones_are_kept(
     monkeypatch.setattr(stored_labels, "LABELLED_SAES_KEPT", 8)
     labels = Labels(database)
     for number in range(20):
-        assert await labels.of(f"sae_{number}") == {}
+        assert await labels.labels_of(f"sae_{number}") == {}
     assert list(labels._known) == [f"sae_{number}" for number in range(12, 20)]
 
 
@@ -132,12 +132,12 @@ async def test_what_is_read_beside_an_import_is_all_of_one_moment(
             await_only(written.wait())
 
     event.listen(database._engine.sync_engine, "after_cursor_execute", hold_the_first_reading)
-    reading = asyncio.create_task(labels.of("sae_a"))
+    reading = asyncio.create_task(labels.labels_of("sae_a"))
     await begun.wait()
     await labels.put("sae_a", {0: "after", 1_999: "after"})
     written.set()
     assert await reading == after
-    assert await labels.of("sae_a") == after
+    assert await labels.labels_of("sae_a") == after
 
 
 async def test_the_labels_of_a_removed_sae_are_gone(database: Database) -> None:
@@ -147,7 +147,7 @@ async def test_the_labels_of_a_removed_sae_are_gone(database: Database) -> None:
     await Catalog(database).remove_saes("sae_a")
     assert await stored(database) == 1
     await registered(database, "sae_a")
-    assert await Labels(database).of("sae_a") == {}
+    assert await Labels(database).labels_of("sae_a") == {}
 
 
 async def test_many_labels_leave_the_event_loop_free(database: Database) -> None:
@@ -166,7 +166,7 @@ async def test_many_labels_leave_the_event_loop_free(database: Database) -> None
     try:
         watching = asyncio.create_task(watch())
         await Labels(database).put("sae_a", many)
-        assert await Labels(database).of("sae_a") == many
+        assert await Labels(database).labels_of("sae_a") == many
         is_over = True
         await watching
     finally:

@@ -19,16 +19,16 @@ from tests.service import Running
 
 
 def test_steering_is_given_as_objects_or_as_json() -> None:
-    of = Steering.of("calm", interventions='{"edits": []}', sae_steering=None)
+    of = Steering.from_arguments("calm", interventions='{"edits": []}', sae_steering=None)
     assert of.fields == {"interventions": {"edits": []}}
     assert of.named("tiny") == "tiny@calm"
-    assert Steering.of(None, interventions={"edits": []}).named("tiny") == "tiny"
+    assert Steering.from_arguments(None, interventions={"edits": []}).named("tiny") == "tiny"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", 3])
 def test_steering_that_is_no_object_is_refused_by_its_name(text: object) -> None:
     with pytest.raises(ValueError, match=r"^interventions: "):
-        Steering.of(None, interventions=text)
+        Steering.from_arguments(None, interventions=text)
 
 
 class Harness:

@@ -76,7 +76,7 @@ def test_a_setting_that_places_nothing_is_refused_with_a_sentence(
     ],
 )
 def test_ports_are_a_range_one_port_or_any(text: str, ports: tuple[int, int] | None) -> None:
-    assert PortRange.of(made(engine_ports=text).engine_ports) == ports
+    assert PortRange.from_text(made(engine_ports=text).engine_ports) == ports
 
 
 def test_resources_and_the_address_come_from_the_environment(

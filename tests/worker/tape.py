@@ -52,7 +52,7 @@ class TapedPiece(TorchDispatchMode):
         self.replays = 0
         self._alter = alter
 
-    def begin(self) -> None:
+    def begin_recording(self) -> None:
         self.__enter__()
 
     def end(self) -> None:

@@ -236,8 +236,8 @@ def test_an_sae_that_takes_the_room_of_the_cache_is_refused(
     tokens = 8 * MIB // each
     free_of(monkeypatch, 20 * MIB)
     room = budget.SaeRoom.beside(llama, tokens, 0, 2 * MIB)
-    room.check(cpu, 10 * MIB)
-    refusal = refusal_of(lambda: room.check(cpu, 10 * MIB + 1))
+    room.check_free(cpu, 10 * MIB)
+    refusal = refusal_of(lambda: room.check_free(cpu, 10 * MIB + 1))
     assert refusal.code == "INSUFFICIENT_MEMORY"
     assert refusal.details == {
         "device": "cpu",
@@ -248,7 +248,7 @@ def test_an_sae_that_takes_the_room_of_the_cache_is_refused(
         "available_mb": 20,
     }
     # what the cache holds already is not free any more, and is not needed again
-    budget.SaeRoom.beside(llama, tokens, tokens, 2 * MIB).check(cpu, 18 * MIB)
+    budget.SaeRoom.beside(llama, tokens, tokens, 2 * MIB).check_free(cpu, 18 * MIB)
 
 
 class Told:

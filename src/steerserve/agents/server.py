@@ -91,7 +91,7 @@ def _methods(source: object) -> list[Callable[..., Awaitable[object]]]:
     return [getattr(source, name) for name in vars(type(source)) if not name.startswith("_")]
 
 
-def made(client: AsyncClient, *, allow_changes: bool) -> Server[object]:
+def make_server(client: AsyncClient, *, allow_changes: bool) -> Server[object]:
     """The server for a client of a service."""
     known = tools(client, allow_changes=allow_changes)
 
@@ -125,5 +125,5 @@ def run(*, allow_changes: bool) -> None:
 
 async def _serve(allow_changes: bool) -> None:
     async with AsyncClient(headers=NO_LOADING) as client, stdio_server() as (read, write):
-        server = made(client, allow_changes=allow_changes)
+        server = make_server(client, allow_changes=allow_changes)
         await server.run(read, write, server.create_initialization_options())

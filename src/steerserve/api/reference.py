@@ -47,7 +47,7 @@ def router(description: Callable[[], Schema]) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
     making = asyncio.Lock()
 
-    async def made(answer: Callable[[], bytes]) -> bytes:
+    async def answer_in_thread(answer: Callable[[], bytes]) -> bytes:
         async with making:
             return await asyncio.to_thread(answer)
 
@@ -61,11 +61,11 @@ def router(description: Callable[[], Schema]) -> APIRouter:
 
     @routes.get("/docs")
     async def reference() -> Response:
-        return html(await made(routes_page))
+        return html(await answer_in_thread(routes_page))
 
     @routes.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(await made(document), media_type="application/json")
+        return Response(await answer_in_thread(document), media_type="application/json")
 
     return routes
 

@@ -158,9 +158,9 @@ class Service:
         if not webui.is_built():
             logger.warning("web_page_missing", build=webui.BUILD)
         # some answers show this first reading of the cards, because they must not wait for the driver
-        owners.around.cards.begin()
-        owners.loop_watch.begin()
-        starting = asyncio.create_task(startup.begin(owners))
+        owners.around.cards.begin_reading()
+        owners.loop_watch.start_watch()
+        starting = asyncio.create_task(startup.begin_service(owners))
         try:
             yield
         finally:

@@ -38,7 +38,7 @@ STEADY_SECONDS = 600.0
 """Once the model has served for so long, the tries are counted anew."""
 
 
-async def begin(owners: Owners) -> None:
+async def begin_service(owners: Owners) -> None:
     """Load the demo or the model that the settings name, if any, go on with batches, and keep the model of
     AUTO_LOAD_MODEL loaded. A failure is logged, and the service goes on. Readiness shows the reason until a model is
     loaded."""
@@ -49,7 +49,7 @@ async def begin(owners: Owners) -> None:
     if failure is not None and (settings.demo or settings.auto_load_model):
         owners.vitals.load_failure = _failed(owners, failure)
     owners.vitals.is_starting = False
-    owners.batches.begin()
+    owners.batches.resume_batches()
     if settings.auto_load_model and not settings.demo:
         await _keep_loaded(owners, settings.auto_load_model, failure)
 

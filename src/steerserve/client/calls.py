@@ -308,10 +308,10 @@ def route(
     """The method of a route, from a function whose body is never run. `items` names the list of the answer where the
     method returns a `Listing`. `read` reads an answer whose form the annotation cannot tell."""
 
-    def made(function: Callable[Concatenate[Any, P], T]) -> Route[P, T]:
+    def make_route(function: Callable[Concatenate[Any, P], T]) -> Route[P, T]:
         return Route(verb, path, function, query, items, read)
 
-    return made
+    return make_route
 
 
 def path_part(value: object) -> str:

@@ -261,7 +261,7 @@ class Timing:
         self._admitted = self._metrics.clock()
         self._metrics.queue_wait.observe(self._admitted - self._began)
 
-    def take(self, event: Started | Outcome) -> None:
+    def note_event(self, event: Started | Outcome) -> None:
         metrics = self._metrics
         if isinstance(event, Piece):
             now = metrics.clock()

@@ -137,7 +137,7 @@ class BatchStore:
             if await connection.scalar(asked) is None:
                 raise unknown(input_file_id)
             await connection.execute(insert(batches).values(**values))
-            await self._room.check(connection)
+            await self._room.check_room(connection)
         return row
 
     async def get(self, batch_id: str) -> BatchRow:
@@ -243,7 +243,7 @@ class BatchStore:
                     stored_bytes=counted.stored_bytes + sum(len(line.answer) for line in new),
                 )
             )
-            await self._room.check(connection)
+            await self._room.check_room(connection)
 
     async def end(
         self, row: BatchRow, status: BatchStatus, keep: timedelta, **values: object

@@ -226,7 +226,7 @@ class Database:
             file.find()
             file.path.parent.mkdir(parents=True, exist_ok=True)
             self._hold = FileHold(file.path)
-        if not await self._hold.take(waits=True):
+        if not await self._hold.try_acquire(waits=True):
             raise CannotStart(in_use(self._hold.holder()), may_pass=True)
         if file is not None:
             await asyncio.to_thread(file.open, may_make=True)
@@ -292,7 +292,7 @@ class Database:
 
     async def _fault_of_hold(self) -> DatabaseFault | None:
         """Whether another service has taken the database."""
-        is_held = await self._accesses.finish(self._hold.take())
+        is_held = await self._accesses.finish(self._hold.try_acquire())
         return None if is_held else replace(_TAKEN, driver_text=self._hold.holder())
 
     def _settle_soon(self) -> None:

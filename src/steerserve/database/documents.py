@@ -105,7 +105,7 @@ class Documents(StoredRows[ProfileRow]):
         """
         await self._room.check_disk(size)
         async with self._database.read() as connection:
-            await self._room.check(connection, more, size)
+            await self._room.check_room(connection, more, size)
 
     async def profile_named(self, name: str) -> ProfileRow:
         """The profile that a request names, from memory where it was in use before.

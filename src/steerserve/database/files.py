@@ -105,7 +105,7 @@ class FileStore:
         )
         values = {column.name: getattr(row, column.name) for column in _READ}
         async with self._database.write() as connection:
-            await self._room.check(connection, 1, len(content))
+            await self._room.check_room(connection, 1, len(content))
             await connection.execute(insert(files).values(**values, stored_bytes=len(content)))
             for number, start in enumerate(range(0, len(content), PART)):
                 part = content[start : start + PART]

@@ -64,7 +64,7 @@ def lock(descriptor: int) -> bool:
 class Hold(Protocol):
     """The exclusive right of one service to use a database."""
 
-    async def take(self, *, waits: bool = False) -> bool:
+    async def try_acquire(self, *, waits: bool = False) -> bool:
         """Try to take the right, and return whether this service has it now. A service that has it may call this
         again. With `waits`, the end of a session that may be dead is waited for."""
         ...
@@ -77,14 +77,14 @@ class Hold(Protocol):
 
 
 class FileHold:
-    """A lock on the file `<database>.lock`; it ends with the process. If the lock file was deleted, `take` makes and
-    locks another one, unless another service has done so."""
+    """A lock on the file `<database>.lock`; it ends with the process. If the lock file was deleted, `try_acquire` makes
+    and locks another one, unless another service has done so."""
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(database.name + ".lock")
         self._file: TextIO | None = None
 
-    async def take(self, *, waits: bool = False) -> bool:
+    async def try_acquire(self, *, waits: bool = False) -> bool:
         """Raises:
         OSError: the lock file cannot be created.
         """
@@ -97,7 +97,7 @@ class FileHold:
         self.unlock()
 
     def lock(self) -> bool:
-        """Do what `take` does."""
+        """Do what `try_acquire` does."""
         if self._file is not None and self._is_at_path(self._file):
             return True
         file = self._path.open("w")
@@ -124,7 +124,7 @@ class FileHold:
 
 class AdvisoryHold:
     """An advisory lock of PostgreSQL, which lasts as long as a session. A restart of the PostgreSQL server drops the
-    lock, and `take` takes it again.
+    lock, and `try_acquire` takes it again.
 
     A cut of the network can leave a session at the server that nobody uses any more, and that has the lock. The server
     ends it after DEAD_SECONDS without an answer (`sessions.py`). A session that is known to be dead is ended at once:
@@ -140,7 +140,7 @@ class AdvisoryHold:
         self._holder: Session | None = None
         self._beating: asyncio.Task[None] | None = None
 
-    async def take(self, *, waits: bool = False) -> bool:
+    async def try_acquire(self, *, waits: bool = False) -> bool:
         """Raises any exception of the driver if the server does not answer."""
         if waits:
             return await self._wait_and_take()
@@ -151,7 +151,7 @@ class AdvisoryHold:
     async def _wait_and_take(self) -> bool:
         first: Session | None = None
         for attempt in range(int(START_SECONDS / POLL_SECONDS)):
-            if await self.take():
+            if await self.try_acquire():
                 return True
             found = self._holder
             if first is None and found is not None:
@@ -218,7 +218,7 @@ class AdvisoryHold:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             # the next access to the database finds the same fault, and says so
             with suppress(Exception):
-                is_held = await self.take()
+                is_held = await self.try_acquire()
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None

@@ -31,7 +31,7 @@ class Labels:
         # held while labels are read, so that requests that come together read them once
         self._reading = asyncio.Lock()
 
-    async def of(self, sae_id: str) -> Mapping[int, str]:
+    async def labels_of(self, sae_id: str) -> Mapping[int, str]:
         """Feature index -> label, sorted by index. The caller must not change the mapping."""
         if sae_id in self._known:
             return self._used(sae_id)

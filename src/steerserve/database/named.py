@@ -48,7 +48,7 @@ class NamedStore(StoredRows[Row]):
         try:
             async with self._database.write() as connection:
                 await connection.execute(insert(self._table).values(**values, stored_bytes=size))
-                await self._room.check(connection)
+                await self._room.check_room(connection)
         except IntegrityError as error:
             raise self._taken(row.name) from error
         return row

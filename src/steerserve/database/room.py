@@ -61,7 +61,7 @@ class DocumentRoom:
                 reserve_mb=self.reserve_mb,
             )
 
-    async def check(self, connection: AsyncConnection, more: int = 0, size: int = 0) -> None:
+    async def check_room(self, connection: AsyncConnection, more: int = 0, size: int = 0) -> None:
         """Check that the documents that are stored by now, with `more` documents of `size` bytes, are within the
         limits.
 

@@ -248,7 +248,7 @@ class StoredRows(Generic[Row]):
         """
         counted = update(self._table).where(self._is(row_id)).values(stored_bytes=self._size())
         await connection.execute(counted)
-        await self._room.check(connection)
+        await self._room.check_room(connection)
         return await self._found(connection, self._is(row_id))
 
     def _size(self) -> ColumnElement[int]:

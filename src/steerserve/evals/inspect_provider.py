@@ -45,7 +45,9 @@ class SteerserveAPI(OpenAIAPI):
         steering.refuse_unknown(others, type(self), (AsyncOpenAI.__init__,))
         url = steering.base_url(base_url)
         profile = steering.named_profile(url, profile, key=api_key)
-        of = steering.Steering.of(profile, interventions=interventions, sae_steering=sae_steering)
+        of = steering.Steering.from_arguments(
+            profile, interventions=interventions, sae_steering=sae_steering
+        )
         self.body = dict(of.fields)
         if profile is not None:
             self.body["profile"] = profile

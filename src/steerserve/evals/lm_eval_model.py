@@ -51,7 +51,7 @@ class SteerserveLM(LocalCompletionsAPI):
     ) -> None:
         steering.refuse_unknown(others, type(self), more=_OF_HARNESS)
         url = steering.base_url(base_url)
-        self._steering = steering.Steering.of(
+        self._steering = steering.Steering.from_arguments(
             steering.named_profile(url, profile),
             interventions=interventions,
             sae_steering=sae_steering,

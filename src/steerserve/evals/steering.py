@@ -30,7 +30,7 @@ class Steering:
     fields: dict[str, object]
 
     @classmethod
-    def of(cls, profile: str | None, **fields: object) -> Steering:
+    def from_arguments(cls, profile: str | None, **fields: object) -> Steering:
         """The steering from arguments, whose values are objects, or JSON texts of objects.
 
         Raises:

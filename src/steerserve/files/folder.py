@@ -66,7 +66,7 @@ class CommitFolder:
         file begins with it."""
         return self.whole(file).with_suffix(BEGUN)
 
-    def begin(self, file: SizedFile, content: bytes) -> None:
+    def keep_beginning(self, file: SizedFile, content: bytes) -> None:
         """Keep the beginning of a file of which nothing is here.
 
         Raises:

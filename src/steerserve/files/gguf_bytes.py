@@ -33,7 +33,7 @@ class HeaderBytes:
         self._window, self._at, self._begin = b"", 0, place
         self._file.seek(place)
 
-    def take(self, count: int) -> bytes:
+    def read_bytes(self, count: int) -> bytes:
         self._hold(count)
         self._at += count
         return self._window[self._at - count : self._at]
@@ -66,7 +66,7 @@ class HeaderBytes:
         length = self.number("Q")
         if length > most:
             raise GGUFError("a text in the header is too long")
-        return self.take(length)
+        return self.read_bytes(length)
 
     def skip_texts(self, count: int, block: int) -> tuple[int, list[int]]:
         """Skip texts. Returns the length of the longest, and the places of every text whose number is a multiple of

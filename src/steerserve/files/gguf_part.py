@@ -148,7 +148,7 @@ def read_part(path: Path, allowance: Allowance) -> Part:
             if not stat.S_ISREG(facts.st_mode):
                 raise GGUFError("not a regular file")
             source = HeaderBytes(file, facts.st_size, allowance.header_bytes)
-            return _Reader(source, FileStamp.of(str(path), facts), allowance).part()
+            return _Reader(source, FileStamp.from_stat(str(path), facts), allowance).part()
     except OSError as error:
         raise GGUFError(f"{path.name} cannot be read: {error.strerror}") from None
     except GGUFError as error:
@@ -182,7 +182,7 @@ class _Reader:
 
     def part(self) -> Part:
         source = self._source
-        if self._part.stamp.size < len(MAGIC) or source.take(len(MAGIC)) != MAGIC:
+        if self._part.stamp.size < len(MAGIC) or source.read_bytes(len(MAGIC)) != MAGIC:
             raise GGUFError("not a GGUF file")
         version = source.number("I")
         if version not in VERSIONS:
@@ -264,7 +264,7 @@ class _Reader:
         if dimensions > DIMENSIONS_MAXIMUM:
             raise GGUFError(f"the tensor {shown(name)} has {dimensions} dimensions")
         *shape, kind, offset = map(int, source.numbers(f"{dimensions}QIQ"))
-        return GgufTensor.of(name, shape, TENSOR_TYPES.get(kind), offset)
+        return GgufTensor.from_shape(name, shape, TENSOR_TYPES.get(kind), offset)
 
     def _measure(self) -> None:
         """Check where the tensors lie, and count the bytes of theirs that the file does not have."""

@@ -133,7 +133,7 @@ class Hub:
         if revision is not None:
             check_revision(revision)
         usable(token, self.settings.hub_token)
-        self.check()
+        self.check_breaker()
 
     async def header(
         self, repo_id: str, sha: str, file: RepoFile, token: str | None = None
@@ -266,7 +266,7 @@ class Hub:
         """
         is_probe = False
         if not is_repeated:
-            self.check()
+            self.check_breaker()
             entered = breaker.enter(self._breaker, self._limits, self._clock())
             assert entered is not None
             self._breaker, is_probe = entered, entered.is_probing
@@ -277,7 +277,7 @@ class Hub:
             if is_probe and not call.is_settled:
                 self._breaker = breaker.abandon(self._breaker)
 
-    def check(self) -> None:
+    def check_breaker(self) -> None:
         """Raises:
         Refusal: HUB_UNAVAILABLE while the breaker would refuse a call.
         """

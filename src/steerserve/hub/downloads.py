@@ -117,7 +117,7 @@ class Downloads:
         if not is_commit(job.sha):
             raise Refusal("DOWNLOAD_FAILED", "files can be fetched of a commit only")
         usable(job.token, self._settings.hub_token)
-        self._hub.check()
+        self._hub.check_breaker()
         # only one start at a time: the bytes reserved for this download count against the next download's check
         async with self._starting:
             missing = await self.check_disk(job)
@@ -337,7 +337,7 @@ def _keep_begun(job: Job) -> None:
     place = CommitFolder(job.folder)
     for file in job.files:
         try:
-            place.begin(file, job.begun.get(file.path, b""))
+            place.keep_beginning(file, job.begun.get(file.path, b""))
         except OSError as error:
             # the downloader fetches the beginning again, or says itself why nothing can be written
             log.warning("beginning_not_kept", reason=error.strerror)

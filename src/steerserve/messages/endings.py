@@ -32,7 +32,7 @@ def explained(why: str) -> str:
     return f"{why}; the system sends this signal when memory is short" if is_killed else why
 
 
-def gone(why: str) -> Refusal:
+def engine_gone(why: str) -> Refusal:
     """The refusal of requests that were in flight."""
     return Refusal("ENGINE_UNAVAILABLE", why + _AGAIN)
 

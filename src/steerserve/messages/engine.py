@@ -60,7 +60,7 @@ class Heartbeat:
         self.stalled = None
         self.stalling.clear()
 
-    def check(self) -> None:
+    def check_not_stalled(self) -> None:
         """Raises:
         Refusal: the engine is stalled.
         """

@@ -23,7 +23,7 @@ class Mailbox(Generic[Item]):
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def take(self) -> Item:
+    async def next_item(self) -> Item:
         """The next item. Waits until there is one. No item is lost when the wait is cancelled."""
         items = self._items
         while not items:

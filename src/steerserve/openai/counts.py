@@ -27,7 +27,7 @@ _CONVERSATION = {names.CHAT: "messages", names.RESPONSES: "input"}
 """Route -> the field with its conversation."""
 
 
-def check(route: str, body: dict[str, object], settings: Settings) -> None:
+def check_counts(route: str, body: dict[str, object], settings: Settings) -> None:
     """Check the fields that the route reads. A field that the route does not use may be of any length.
 
     Raises:

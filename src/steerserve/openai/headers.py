@@ -11,7 +11,7 @@ from steerserve.rules.inference import fields
 from steerserve.rules.steering import dial, evidence
 
 
-def of(asked: Asked, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
+def answer_headers(asked: Asked, run: Run, *, limit: int, is_shared: bool) -> dict[str, str]:
     """The headers that are known once a request is admitted. `is_shared` says that continuous batching is on."""
     headers = {"X-Service-Backend": run.backend}
     if asked.ignored:

@@ -238,7 +238,7 @@ class Intake:
         """The body without the fields whose value asks for no change of the output, and the model that the body
         names."""
         raw = arrived.body
-        counts.check(route, raw, self._settings)
+        counts.check_counts(route, raw, self._settings)
         is_strict = fields.is_strict(arrived.strict)
         model, profile = await self.model(raw.get("model"))
         engine = names.CHECKPOINT if isinstance(model, Refusal) else model.engine

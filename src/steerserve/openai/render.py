@@ -140,7 +140,7 @@ async def _start(stack: AsyncExitStack, accepted: Accepted, parts: AnswerParts) 
     if started.unused:
         log.warning("request_fields_unused", locations=started.unused)
         asked = replace(asked, ignored=(*asked.ignored, *started.unused))
-    headers = service_headers.of(
+    headers = service_headers.answer_headers(
         asked,
         run,
         limit=parts.settings.ignored_fields_header_max_bytes,
@@ -156,7 +156,7 @@ async def gather(asked: Asked, opened: Opened) -> tuple[list[AnswerChoice], dict
     async for outcome in opened.events:
         match outcome:
             case Piece():
-                choices[outcome.choice].take(outcome)
+                choices[outcome.choice].take_piece(outcome)
             case Scored():
                 choices[outcome.choice].score(outcome, asked)
     return choices, service(opened.run, choices)
@@ -212,7 +212,7 @@ async def _stream(
                     choices[index].score(outcome, asked)
                     end = shape.choice(index, choices[index], asked)
                 else:
-                    choices[index].take(outcome)
+                    choices[index].take_piece(outcome)
                     told = service_of_token(run, outcome, len(choices)) if outcome.parts else {}
                     if told:
                         new = [shape.delta(index, outcome.text, None)] if outcome.text else []

@@ -83,7 +83,7 @@ class ResponseShape:
         return [
             entry
             for name, planned in self.planned.items()
-            for entry in parts()[name].tell_inside(planned, choice.told(parts()[name]))
+            for entry in parts()[name].tell_inside(planned, choice.chunks_of(parts()[name]))
         ]
 
     def _response(

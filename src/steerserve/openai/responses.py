@@ -98,7 +98,7 @@ async def _stream(
                     case None:
                         yield COMMENT
                     case Piece():
-                        choice.take(outcome)
+                        choice.take_piece(outcome)
                         if outcome.text:
                             yield events.of_text(
                                 "response.output_text.delta", delta=outcome.text, logprobs=[]

@@ -41,7 +41,7 @@ class AnswerChoice:
     acts: Sequence[EditActs] = ()
     parts: dict[str, list[msgspec.Raw]] = field(default_factory=dict)
 
-    def take(self, piece: Piece) -> None:
+    def take_piece(self, piece: Piece) -> None:
         self.is_changed = self.is_changed or piece.is_changed
         self.acts = piece.acts or self.acts
         self.hear(piece)
@@ -54,7 +54,7 @@ class AnswerChoice:
         for name, raw in outcome.parts.items():
             self.parts.setdefault(name, []).append(raw)
 
-    def told(self, part: Part[Any, Chunk]) -> list[Chunk]:
+    def chunks_of(self, part: Part[Any, Chunk]) -> list[Chunk]:
         """What a part gave, in its order."""
         kept = ({part.name: raw} for raw in self.parts.get(part.name, ()))
         return [found for one in kept if (found := part.read(one)) is not None]
@@ -190,7 +190,7 @@ def service(
         if is_streamed and part.is_streamed(planned):
             continue
         chunks = {
-            at: choice.told(part) for at, choice in enumerate(choices) if name in choice.parts
+            at: choice.chunks_of(part) for at, choice in enumerate(choices) if name in choice.parts
         }
         if chunks:
             told |= part.tell(planned, chunks, texts)

@@ -216,7 +216,7 @@ def steering(body: bodies.Sampled, profile: str | None) -> sae_steering.RequestS
             for one in short.features
         )
         is_added = short.mode == sae_steering.BESIDE
-        made = sae_steering.check(sae_steering.RequestSteering(features, is_added))
+        made = sae_steering.check_steering(sae_steering.RequestSteering(features, is_added))
     if isinstance(body, bodies.CompletionBody) and (where := made.roles_at) is not None:
         raise Refusal(
             "INVALID_INTERVENTION",
@@ -246,7 +246,7 @@ def constraint(body: bodies.ChatBody, settings: Settings) -> OutputConstraint | 
         return OutputConstraint()
     if wanted.json_schema is None:
         raise bad_format("json_schema is missing")
-    schema_subset.check(wanted.json_schema.schema_)
+    schema_subset.check_subset(wanted.json_schema.schema_)
     return OutputConstraint(wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True)
 
 

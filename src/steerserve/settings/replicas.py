@@ -82,7 +82,7 @@ def ports(text: str) -> str:
         ValueError: the text is no range of ports from 1024 to 65535.
     """
     text = text.strip()
-    if text and not PortRange.of(text):
+    if text and not PortRange.from_text(text):
         raise ValueError(
             "the ports are a range from 1024 to 65535, such as 20000-20100, or one port"
         )
@@ -96,7 +96,7 @@ class PortRange(NamedTuple):
     last: int
 
     @classmethod
-    def of(cls, text: str) -> PortRange | None:
+    def from_text(cls, text: str) -> PortRange | None:
         """The range that the setting names; None for any free port, and where the text is no range."""
         matched = _PORTS.fullmatch(text)
         if matched is None:

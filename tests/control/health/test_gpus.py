@@ -72,7 +72,7 @@ async def test_a_driver_that_hangs_gives_a_reason_and_is_not_asked_twice() -> No
         assert "has not answered" in str(late.reason)
     assert driver.readings == 1
     driver.open.set()
-    assert (await soon(cards.begin())).cards == (card("GPU-a", 0),)
+    assert (await soon(cards.begin_reading())).cards == (card("GPU-a", 0),)
 
 
 async def test_whatever_the_driver_raises_is_a_reason() -> None:

@@ -331,7 +331,7 @@ async def test_a_driver_that_hangs_degrades_and_readiness_still_answers(
     assert (state["ready"], state["status"]) == (True, "degraded")
     assert "has not answered" in component(state, "gpu")["message"]
     held.set()
-    await soon(world.cards.begin())
+    await soon(world.cards.begin_reading())
 
 
 @pytest.mark.shows("health.2")

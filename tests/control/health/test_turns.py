@@ -51,7 +51,7 @@ async def test_a_long_turn_of_the_event_loop_has_the_name_of_what_ran(
             watch.serves(scope)
         near_names.hint("steered", names_for(SECONDS))  # type: ignore[arg-type]
 
-    watch.begin()
+    watch.start_watch()
     try:
         await asyncio.create_task(work())
         while not watch.longest():
@@ -65,7 +65,7 @@ async def test_a_long_turn_of_the_event_loop_has_the_name_of_what_ran(
 
 def test_a_watch_ends_with_the_thread_of_its_loop() -> None:
     async def begin() -> threading.Thread:
-        LoopWatch().begin()
+        LoopWatch().start_watch()
         return [one for one in threading.enumerate() if one.name == "loop-watch"][-1]
 
     with ThreadPoolExecutor() as pool:

@@ -110,7 +110,7 @@ ASKS: dict[str, tuple[Ask, int, int]] = {
     "read a repository with its SAEs": (lambda w: w.sae_downloads.with_units(WHOLE), 1, 0),
     "list the profiles": (lambda world: world.profiles.page(200, 0), 2, 2),
     "export a profile": (_export, 3, 1),
-    "read the labels of an SAE": (lambda world: world.labels.of("sae_0"), 2, 0),
+    "read the labels of an SAE": (lambda world: world.labels.labels_of("sae_0"), 2, 0),
     "correct the ids at the start": (lambda world: world.saes.renew_ids(), 1, 0),
 }
 """What is asked -> the queries of the first request, and of a request after it."""
@@ -136,7 +136,7 @@ async def test_a_request_makes_the_same_few_queries_whatever_the_number_of_recor
 
 async def test_requests_that_come_together_read_labels_once(world: World) -> None:
     with counted() as statements:
-        every = await soon(asyncio.gather(*(world.labels.of("sae_0") for _ in range(20))))
+        every = await soon(asyncio.gather(*(world.labels.labels_of("sae_0") for _ in range(20))))
     assert every == [{1: "x"}] * 20
     assert len(statements) == 2
 
@@ -150,7 +150,7 @@ async def test_a_repository_is_removed_in_one_transaction(world: World) -> None:
     assert len(writes) == 3 * -(-number // 100)
     assert len(statements) - len(writes) <= 6
     assert len(await world.saes.list()) == 0
-    assert await world.labels.of("sae_0") == {}
+    assert await world.labels.labels_of("sae_0") == {}
 
 
 async def test_a_write_is_seen_by_the_next_request(world: World) -> None:

@@ -102,7 +102,9 @@ class Desk:
         return units
 
     async def begin(self, repo_id: str = ONE, file_path: str | None = None) -> SaeRow:
-        row, status = await soon(self.sae_downloads.begin(SaeRequest(repo_id, file_path=file_path)))
+        row, status = await soon(
+            self.sae_downloads.begin_download(SaeRequest(repo_id, file_path=file_path))
+        )
         assert status == "downloading"
         return row
 
@@ -225,7 +227,7 @@ async def test_an_attach_under_way_is_not_undone_by_a_download(desk: Desk) -> No
     after = await desk.world.catalog.sae(row.id)
     assert (after.status, after.local_path) == ("attached", row.local_path)
     assert (after.d_in, after.claims) == (row.d_in, row.claims)
-    assert (await soon(desk.sae_downloads.begin(SaeRequest(ONE))))[1] == "attached"
+    assert (await soon(desk.sae_downloads.begin_download(SaeRequest(ONE))))[1] == "attached"
 
 
 async def test_a_unit_and_its_repository_are_downloaded_at_the_same_time(desk: Desk) -> None:
@@ -233,7 +235,7 @@ async def test_a_unit_and_its_repository_are_downloaded_at_the_same_time(desk: D
     whole = await desk.begin(ALL)
     await soon(gate.reached.wait())
     adding = [
-        desk.world.begin(desk.sae_downloads.begin(SaeRequest(ALL, file_path=unit)))
+        desk.world.begin(desk.sae_downloads.begin_download(SaeRequest(ALL, file_path=unit)))
         for unit in UNITS
     ]
     gate.open.set()

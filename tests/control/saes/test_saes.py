@@ -97,7 +97,7 @@ async def test_ids_of_an_earlier_version_are_renewed_with_all_that_names_them(wo
     )
     await world.saes.renew_ids()
     assert {row.id for row in await world.saes.list()} == {made.id, "sae_gone"}
-    assert await world.labels.of(made.id) == {3: "sea"}
+    assert await world.labels.labels_of(made.id) == {3: "sea"}
     assert (await Documents(world.database).row(profile.id)).sae_id == made.id
     assert (await world.saes.add(str(world.home / "sae")))[0].id == made.id
 

@@ -96,7 +96,9 @@ async def test_clearing_takes_the_events_that_wait_too_and_only_those_of_its_sub
     recorder = world.sensing.recorder
     for row in (one, one, two, one):
         told = clusters.told(row)
-        recorder.take(row.id, [cluster_firing(told, span) for span in told.spans], 0.0, "x")
+        recorder.record_firings(
+            row.id, [cluster_firing(told, span) for span in told.spans], 0.0, "x"
+        )
     await soon(reached.wait())
     clearing = world.begin(recorder.clear(one.id))
     await until(lambda: recorder.waiting == 1)

@@ -145,7 +145,7 @@ async def test_a_failed_intensity_puts_the_old_one_back(world: World) -> None:
     dialing = world.circuits.set_intensity(0.5, reapply=True, acknowledged=True)
     assert (await refused(dialing)).code == "ENGINE_UNAVAILABLE"
     assert (await CircuitStore(world.database).row(circuit_id)).intensity == 1.0
-    assert world.steering.live.of("sae_1@1") == {3: 4.0}
+    assert world.steering.live.values_at("sae_1@1") == {3: 4.0}
 
 
 async def test_a_write_that_lands_after_the_new_intensity_supersedes_it(
@@ -247,7 +247,7 @@ async def test_an_intensity_set_after_a_crash_counts_when_the_model_is_back(worl
     done = await world.circuits.set_intensity(0.5, reapply=True, acknowledged=True)
     assert not done.reapplied
     await answered(world)
-    assert world.steering.live.of("sae_1@1") == {3: 2.0}
+    assert world.steering.live.values_at("sae_1@1") == {3: 2.0}
 
 
 async def test_an_unload_ends_the_circuit_and_releases_its_layers(world: World) -> None:

@@ -33,7 +33,7 @@ async def saved(world: World, name: str = "calm", **fields: Any) -> ProfileRow:
 
 def state(world: World) -> tuple[bool, dict[int, float], str | None]:
     live = world.steering.live
-    return live.enabled, dict(live.of(KEY)), world.serving.profile_id
+    return live.enabled, dict(live.values_at(KEY)), world.serving.profile_id
 
 
 async def code_of(call: Any) -> str:

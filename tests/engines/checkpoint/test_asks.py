@@ -38,8 +38,8 @@ async def refused(task: asyncio.Task[m.Event]) -> str:
 async def test_a_command_gets_its_answer_or_its_refusal() -> None:
     asks = Sent()
     first, second = await asks.begun(STEER), await asks.begun(m.Measure(2))
-    assert asks.take(m.Refused(2, "INTERNAL_ERROR", "no"))
-    assert asks.take(m.Applied(1, {}))
+    assert asks.deliver_event(m.Refused(2, "INTERNAL_ERROR", "no"))
+    assert asks.deliver_event(m.Applied(1, {}))
     assert await first == m.Applied(1, {})
     assert await refused(second) == "no"
     assert asks.sent == [STEER, m.Measure(2)]
@@ -77,8 +77,8 @@ async def test_an_edit_that_was_carried_out_after_it_was_taken_back_is_told() ->
         steering.cancel()
         await asyncio.wait([steering])
         assert asks.sent[-1] == m.Cancel(1)
-        assert asks.take(answer) is is_known
-        assert asks.take(answer)  # it is told once
+        assert asks.deliver_event(answer) is is_known
+        assert asks.deliver_event(answer)  # it is told once
 
 
 async def test_a_question_that_is_answered_after_it_was_taken_back_changes_nothing() -> None:
@@ -86,4 +86,4 @@ async def test_a_question_that_is_answered_after_it_was_taken_back_changes_nothi
     measuring = await asks.begun(m.Measure(1))
     measuring.cancel()
     await asyncio.wait([measuring])
-    assert asks.take(m.Measured(1))
+    assert asks.deliver_event(m.Measured(1))

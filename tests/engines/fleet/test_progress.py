@@ -36,7 +36,7 @@ async def test_only_the_time_of_a_fetch_is_given_back_to_a_load() -> None:
 def test_a_fetch_is_told_at_once_and_a_load_once_all_have_begun() -> None:
     told: list[m.Progress] = []
     progress = LoadsProgress(told.append, 2)
-    one, other = progress.of("r1"), progress.of("r2")
+    one, other = progress.report_for("r1"), progress.report_for("r2")
     one(loading(50.0))
     other(fetching(20.0))
     other(fetching(30.0))
@@ -48,8 +48,8 @@ def test_a_fetch_is_told_at_once_and_a_load_once_all_have_begun() -> None:
 def test_the_fetch_that_is_least_far_is_told() -> None:
     told: list[m.Progress] = []
     progress = LoadsProgress(told.append, 2)
-    progress.of("r1")(fetching(60.0))
-    progress.of("r2")(fetching(20.0))
+    progress.report_for("r1")(fetching(60.0))
+    progress.report_for("r2")(fetching(20.0))
     assert told == [fetching(60.0), fetching(20.0)]
 
 

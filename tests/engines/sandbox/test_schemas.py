@@ -19,7 +19,7 @@ from steerserve.engines.sandbox import schemas as grammar
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.rules.inference.schema_dialect import JSON_OBJECT
-from steerserve.rules.inference.schema_subset import check
+from steerserve.rules.inference.schema_subset import check_subset
 
 TEXT = {"type": "string"}
 PATIENCE = 10.0
@@ -57,7 +57,7 @@ def is_busy(checker: Checker) -> bool:
 
 async def refused(checker: Checker, schema: Any) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        await checker.check(schema)
+        await checker.check_schema(schema)
     assert caught.value.code == "RESPONSE_FORMAT_UNSUPPORTED"
     assert caught.value.param == "response_format"
     return caught.value
@@ -83,8 +83,8 @@ GOOD: list[Any] = [
 
 async def test_good_schemas_pass(checker: Checker) -> None:
     for schema in GOOD:
-        check(schema)
-        await checker.check(schema)
+        check_subset(schema)
+        await checker.check_schema(schema)
 
 
 PATTERNS = [
@@ -126,7 +126,7 @@ NOTHING: list[Any] = [
 
 async def test_a_schema_that_admits_nothing_is_refused(checker: Checker) -> None:
     for schema in NOTHING:
-        check(schema)
+        check_subset(schema)
         await refused(checker, schema)
 
 
@@ -168,13 +168,13 @@ HOSTILE: list[Any] = [
 
 
 async def test_a_hostile_schema_takes_seconds_at_most_and_harms_no_other(checker: Checker) -> None:
-    await checker.check(TEXT)
+    await checker.check_schema(TEXT)
     for number, schema in enumerate(HOSTILE):
         started = time.monotonic()
         with contextlib.suppress(Refusal):
-            await checker.check(schema)
+            await checker.check_schema(schema)
         assert time.monotonic() - started < PATIENCE
-        await checker.check({"type": "string", "title": f"after {number}"})
+        await checker.check_schema({"type": "string", "title": f"after {number}"})
 
 
 async def test_ambiguity_that_would_hold_up_every_row_is_refused(
@@ -182,7 +182,7 @@ async def test_ambiguity_that_would_hold_up_every_row_is_refused(
 ) -> None:
     monkeypatch.setattr(grammar, "CHECK_SECONDS", 60.0)
     schema = ambiguous(6, 60)
-    check(schema)
+    check_subset(schema)
     assert "ambiguous" in (await refused(checker, schema)).message
 
 
@@ -229,38 +229,38 @@ async def test_a_hostile_question_does_not_hold_up_the_next(
 
 
 async def test_memory_is_limited_and_a_crash_is_a_reason(checker: Checker) -> None:
-    await checker.check(TEXT)
+    await checker.check_schema(TEXT)
     first = pid(checker)
     assert first is not None
     soft, hard = psutil.Process(first).rlimit(psutil.RLIMIT_AS)
     assert soft == hard == grammar.MEMORY_BYTES
     refusal = await refused(checker, STACK_OVERFLOW)
     assert "memory or depth" in refusal.message
-    await checker.check({"type": "null"})
+    await checker.check_schema({"type": "null"})
     assert first not in checker.pids
 
 
 async def test_a_process_that_was_killed_is_replaced_unnoticed(checker: Checker) -> None:
-    await checker.check(TEXT)
+    await checker.check_schema(TEXT)
     first = pid(checker)
     assert first is not None
     os.kill(first, signal.SIGKILL)
-    await checker.check({"type": "null"})
+    await checker.check_schema({"type": "null"})
     assert checker.pids
     assert first not in checker.pids
 
 
 async def test_an_interrupt_from_the_terminal_is_the_services_matter(checker: Checker) -> None:
-    await checker.check(TEXT)
+    await checker.check_schema(TEXT)
     first = pid(checker)
     assert first is not None
     os.kill(first, signal.SIGINT)
-    await checker.check({"type": "null"})
+    await checker.check_schema({"type": "null"})
     assert pid(checker) == first
 
 
 async def test_a_cancelled_question_does_not_answer_the_next(checker: Checker) -> None:
-    await checker.check(TEXT)
+    await checker.check_schema(TEXT)
     asked = asyncio.create_task(checker.validate(CATASTROPHE, CATASTROPHIC_TEXT))
     while not is_busy(checker):
         await asyncio.sleep(0)
@@ -283,7 +283,7 @@ async def test_schemas_that_passed_are_remembered_up_to_a_bound(
 
     monkeypatch.setattr(checker, "_ask", counted)
     for title in "aabacab":
-        await checker.check({"type": "null", "title": title})
+        await checker.check_schema({"type": "null", "title": title})
     assert asked == ["a", "b", "c", "b"]
     for _ in range(2):
         await refused(checker, {"type": "string", "const": 1, "title": "bad"})
@@ -291,7 +291,7 @@ async def test_schemas_that_passed_are_remembered_up_to_a_bound(
 
 
 async def test_closing_leaves_no_process_and_refuses_whoever_waits(checker: Checker) -> None:
-    await checker.check(TEXT)
+    await checker.check_schema(TEXT)
     assert pid(checker) is not None
     process = psutil.Process(pid(checker))
     waiting = asyncio.create_task(checker.validate(CATASTROPHE, CATASTROPHIC_TEXT))
@@ -309,7 +309,7 @@ async def test_closing_leaves_no_process_and_refuses_whoever_waits(checker: Chec
 async def test_closing_while_the_first_process_starts_refuses_whoever_waits(
     checker: Checker,
 ) -> None:
-    waiting = asyncio.create_task(checker.check(TEXT))
+    waiting = asyncio.create_task(checker.check_schema(TEXT))
     while pid(checker) is None:
         await asyncio.sleep(0)
     await checker.close()
@@ -321,7 +321,7 @@ async def test_closing_while_the_first_process_starts_refuses_whoever_waits(
 async def test_closing_after_a_process_was_replaced_refuses_whoever_waits(
     checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await checker.check(TEXT)
+    await checker.check_schema(TEXT)
     (process,) = [process for process in checker._pool._processes if process._child]
     first = process._child
     assert first is not None
@@ -348,14 +348,14 @@ async def test_a_schema_is_not_seen_among_the_processes_and_the_environment_is_n
     checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET", "x")
-    await checker.check({"const": "confidential"})
+    await checker.check_schema({"const": "confidential"})
     process = psutil.Process(pid(checker))
     assert process.cmdline()[1:] == ["-m", "steerserve.engines.sandbox.schemas"]
     assert "A_SECRET" not in process.environ()
 
 
 async def test_the_process_ends_with_its_input(checker: Checker) -> None:
-    await checker.check(TEXT)
+    await checker.check_schema(TEXT)
     (child,) = [process._child for process in checker._pool._processes if process._child]
     assert child.stdin is not None
     child.stdin.close()
@@ -410,7 +410,7 @@ def test_a_process_that_does_not_start_is_an_error_of_the_service(
     async def ask() -> None:
         checker = Checker()
         with pytest.raises(Refusal) as caught:
-            await checker.check(True)
+            await checker.check_schema(True)
         assert caught.value.code == "INTERNAL_ERROR"
         await checker.close()
 

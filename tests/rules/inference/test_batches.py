@@ -24,7 +24,7 @@ def line(custom_id: str = "a", **changes: Any) -> bytes:
 
 def checked(*lines: bytes, most: int = 1000) -> InputCheck:
     check = InputCheck(URL, most, 100)
-    check.take(enumerate(lines))
+    check.check_lines(enumerate(lines))
     return check
 
 
@@ -74,11 +74,11 @@ def test_a_wrong_line_is_named(text: bytes, code: str, param: str | None) -> Non
 )
 def test_a_line_is_measured_before_its_values_are_read(text: bytes, why: str) -> None:
     check = InputCheck(URL, 1, 8_000_000)
-    check.take([(0, text)])
+    check.check_lines([(0, text)])
     # a value of its own takes at least 50 bytes
     assert stays_below(
         3 * len(text) + 16 * 400_000,
-        lambda: InputCheck(URL, 1, 8_000_000).take([(0, text)]),
+        lambda: InputCheck(URL, 1, 8_000_000).check_lines([(0, text)]),
     )
     (fault,) = check.faults()
     assert (fault.code, fault.param) == ("body_too_large", "body")
@@ -94,7 +94,7 @@ def test_unused_fields_of_a_line_are_refused_as_the_batch_says(
 ) -> None:
     check = InputCheck(URL, 1, 1000, is_strict)
     body = {"model": "m", "prompt": "x", "user": "u", "sae_stering": {}, "echo": None}
-    check.take([(0, line(body=body, note=None))])
+    check.check_lines([(0, line(body=body, note=None))])
     assert [fault.param for fault in check.faults()] == faults
 
 

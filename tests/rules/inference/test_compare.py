@@ -95,8 +95,8 @@ def test_an_intensity_multiplies_every_value_within_the_bounds() -> None:
     "intensities", [[], [0.1 * i for i in range(17)], [2.1], [-0.1], [1, 1.0], [float("nan")]]
 )
 def test_intensities_that_cannot_be(intensities: list[float]) -> None:
-    assert refusal_of(compare.check, intensities).code == "VALIDATION_ERROR"
+    assert refusal_of(compare.check_intensities, intensities).code == "VALIDATION_ERROR"
 
 
 def test_intensities_that_can_be() -> None:
-    assert compare.check([0, 2, 0.5]) == (0.0, 2.0, 0.5)
+    assert compare.check_intensities([0, 2, 0.5]) == (0.0, 2.0, 0.5)

@@ -13,7 +13,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.inference import schema_subset
 from steerserve.rules.inference.schema_dialect import dialect, disputed, pattern
 from steerserve.rules.inference.schema_parts import is_endless
-from steerserve.rules.inference.schema_subset import check
+from steerserve.rules.inference.schema_subset import check_subset
 from tests.refusals import refusal_of
 
 TEXT = {"type": "string"}
@@ -22,7 +22,7 @@ DEFINED = {"a": {"type": "integer"}, "b/c~d e": TEXT, "é": {"properties": {"x":
 
 def refused(schema: Any) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        check(schema)
+        check_subset(schema)
     assert caught.value.code == "RESPONSE_FORMAT_UNSUPPORTED"
     assert caught.value.param == "response_format"
     return caught.value
@@ -75,7 +75,7 @@ GOOD: list[Any] = [
 @pytest.mark.parametrize("schema", GOOD, ids=[str(i) for i in range(len(GOOD))])
 def test_what_is_in_the_subset_is_accepted_and_left_as_it_is(schema: Any) -> None:
     before = json.dumps(schema)
-    check(schema)
+    check_subset(schema)
     dialect(schema)
     assert json.dumps(schema) == before
 
@@ -230,7 +230,7 @@ ENDLESS: list[tuple[Any, bool]] = [
 
 @pytest.mark.parametrize(("schema", "expected"), ENDLESS)
 def test_a_schema_that_requires_itself_without_end_is_found(schema: Any, expected: bool) -> None:
-    check(schema)
+    check_subset(schema)
     assert is_endless(schema) is expected
 
 
@@ -240,7 +240,7 @@ def test_nesting_and_size_have_limits() -> None:
     assert "deeper than 100" in refused(nested(100_000)).message
     assert "deeper than 100" in refused({"default": json.loads("[" * 100 + "]" * 100)}).message
     room = schema_subset.BYTES_MAXIMUM - len(schema_subset.compact({"title": ""}))
-    check({"title": "x" * room})
+    check_subset({"title": "x" * room})
     assert "65537 bytes" in refused({"title": "x" * (room + 1)}).message
     assert "65537 bytes" in refused({"title": "x" * (room - 1) + "é"}).message
     assert "surrogate" in refused({"enum": ["\ud800"]}).message
@@ -312,7 +312,7 @@ def test_the_dialect_tightens_bounds_to_what_a_double_holds_and_drops_annotation
 def test_bounds_that_cannot_be_met_or_told_apart_are_named(
     schema: Any, keyword: str, pointer: str
 ) -> None:
-    refusal = refusal_of(check, schema)
+    refusal = refusal_of(check_subset, schema)
     found = refusal.details["unsupported"][0]
     assert (found["keyword"], found["pointer"]) == (keyword, pointer)
     assert found["reason"]
@@ -320,4 +320,4 @@ def test_bounds_that_cannot_be_met_or_told_apart_are_named(
 
 @pytest.mark.parametrize("kind", ["integer", "number", ["integer", "null"]])
 def test_the_whole_of_64_bits_is_a_range(kind: Any) -> None:
-    check({"type": kind, "minimum": -(2**63), "maximum": 2**63 - 1})
+    check_subset({"type": kind, "minimum": -(2**63), "maximum": 2**63 - 1})

@@ -31,7 +31,7 @@ def test_a_layer_that_the_model_lacks_is_incompatible(layer: int) -> None:
 def test_another_input_width_is_incompatible_and_both_sizes_are_told() -> None:
     claim = Claim(d_in=16, layer=2, model_name=None, site="resid_post")
     verdict = judge(claim)
-    refusal = refusal_of(attachment.check, verdict, claim, 8)
+    refusal = refusal_of(attachment.refuse_incompatible, verdict, claim, 8)
     assert refusal.code == "SAE_INCOMPATIBLE"
     assert refusal.details["d_in"] == 16
     assert refusal.details["hidden_size"] == 8
@@ -51,7 +51,7 @@ def test_a_mismatch_of_layer_family_or_site_is_a_warning_only(claim: Claim, word
     assert verdict.is_compatible
     assert len(verdict.warnings) == 1
     assert words in verdict.warnings[0]
-    attachment.check(verdict, claim, 8)
+    attachment.refuse_incompatible(verdict, claim, 8)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_what_nothing_has_read_is_incompatible(d_in: int | None) -> None:
     claim = Claim(d_in, None, None, "resid_post")
     for verdict in (judge(claim), judge_at(claim)):
         assert len(verdict.errors) == 1
-        assert refusal_of(attachment.check, verdict, claim, 8).details["d_in"] == d_in
+        assert refusal_of(attachment.refuse_incompatible, verdict, claim, 8).details["d_in"] == d_in
 
 
 def test_overrides_that_are_missing_are_named() -> None:

@@ -39,7 +39,7 @@ def made(
 ) -> account.Account:
     is_named = profile is not None
     plan = dial.plan(intensity, is_named, profile, live, (SAE,), Range(), own)
-    return account.of(plan, own, profile, live)
+    return account.make_account(plan, own, profile, live)
 
 
 def entries(told: account.Account) -> Entries:

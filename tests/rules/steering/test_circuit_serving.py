@@ -50,7 +50,7 @@ def test_an_activation_adds_the_values_of_the_circuit_in_one_step(before: Live) 
     assert (after.epoch, after.enabled, after.circuits) == (4, True, (RAIN,))
     assert after.by(RAIN.owner) == RAIN.authored
     assert after.by(MANUAL) == before.by(MANUAL)
-    assert after.of(A)[1] == before.of(A).get(1, 0.0) + 8.0
+    assert after.values_at(A)[1] == before.values_at(A).get(1, 0.0) + 8.0
 
 
 def test_an_activation_at_an_intensity_scales_and_clamps_each_value() -> None:
@@ -68,7 +68,7 @@ def test_circuits_on_disjoint_layers_serve_together() -> None:
 def test_circuits_on_one_layer_are_added_and_the_layer_is_composed() -> None:
     beside = whole("circ_2", "snow", 2, (3,), {B: {6: 1.0}})
     after = activate(FRESH, RAIN, beside)
-    assert after.of(B) == {5: -150.0, 6: 1.0}
+    assert after.values_at(B) == {5: -150.0, 6: 1.0}
     assert served.composed(after.circuits) == {3}
     left = steering.end(after, "circ_1")
     assert served.composed(left.circuits) == frozenset()
@@ -156,7 +156,7 @@ def test_a_new_intensity_is_absolute() -> None:
 def test_a_new_intensity_leaves_the_switch_as_it_is() -> None:
     off = steering.disable(activate(FRESH, RAIN))
     after = steering.redial(off, "circ_1", 0.5)
-    assert (after.enabled, after.of(A)) == (False, {1: 4.0})
+    assert (after.enabled, after.values_at(A)) == (False, {1: 4.0})
 
 
 @pytest.mark.parametrize("circuit_id", ["circ_3", "circ_9"])

@@ -307,7 +307,7 @@ CALMED = activate(FRESH, "prof_1", Profile("calm", {4: 150.0, 9: -1.0}, 1.5), (F
     ],
 )
 def test_the_dial_of_an_active_profile_is_absolute(intensity: Intensity, expected: Values) -> None:
-    assert CALMED.of(A) == {4: 200.0, 9: -1.5}  # its own intensity, clamped
+    assert CALMED.values_at(A) == {4: 200.0, 9: -1.5}  # its own intensity, clamped
     plan = planned(intensity, live=CALMED)
     assert plan.overlay == {A: expected}
     assert plan.echo == {"min": 0.5, "max": 1.5}.get(str(intensity), intensity)
@@ -315,7 +315,7 @@ def test_the_dial_of_an_active_profile_is_absolute(intensity: Intensity, expecte
 
 def test_a_profile_at_intensity_0_can_be_dialed_up() -> None:
     live = activate(FRESH, "prof_1", Profile("still", {4: 10.0}, 0.0), (FIRST,))
-    assert live.of(A) == {4: 0.0}
+    assert live.values_at(A) == {4: 0.0}
     assert planned(1.0, live=live) == Plan({A: {4: 10.0}}, 1.0)
 
 
@@ -336,7 +336,7 @@ def test_values_set_by_hand_since_the_activation_are_no_part_of_the_base() -> No
     halved = Profile("mixed", {3: 10.0, 7: -20.0}, 0.5)
     live = activate(FRESH, "prof_1", halved, (FIRST,))
     live = steering.set_values(live, A, 10, {9: 30.0})
-    assert live.of(A) == {3: 5.0, 7: -10.0, 9: 30.0}
+    assert live.values_at(A) == {3: 5.0, 7: -10.0, 9: 30.0}
     assert planned(1.0, live=live) == Plan({A: {3: 10.0, 7: -20.0}}, 1.0)
     assert planned(0.5, live=steering.remove(live, A, 10, 7)) == Plan({A: {3: 5.0, 7: -10.0}}, 0.5)
 
@@ -369,7 +369,9 @@ def test_a_profile_that_is_active_without_being_applied_is_the_base(live: Live) 
 
 @pytest.mark.shows("steering-dial.10")
 def test_the_dial_of_an_active_profile_without_values_changes_nothing() -> None:
-    live = steering.set_values(activate(LIVE, "prof_1", EMPTY, (FIRST,)), A, 10, dict(LIVE.of(A)))
+    live = steering.set_values(
+        activate(LIVE, "prof_1", EMPTY, (FIRST,)), A, 10, dict(LIVE.values_at(A))
+    )
     assert live.active is not None
     assert planned(0.5, live=live) == Plan(None, None)
 
@@ -435,7 +437,7 @@ def test_words_resolve_to_the_range_and_a_lower_number_is_honoured(
     profile: Profile | None, limits: Range, intensity: Intensity, resolved: float
 ) -> None:
     plan = planned(intensity, profile, limits=limits)
-    base = profile.values if profile else LIVE.of(A)
+    base = profile.values if profile else LIVE.values_at(A)
     values = {i: product(value, resolved) for i, value in base.items()}
     assert plan == Plan({A: values}, resolved)
 

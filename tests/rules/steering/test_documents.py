@@ -157,7 +157,7 @@ SHAPE = documents.fields(
     ],
 )
 def test_optional_fields_may_be_null_or_missing_and_other_keys_are_accepted(document: Any) -> None:
-    documents.check(document, SHAPE)
+    documents.check_document(document, SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_optional_fields_may_be_null_or_missing_and_other_keys_are_accepted(docu
 )
 def test_a_fault_names_its_place(document: Any, place: list[Any]) -> None:
     with pytest.raises(DocumentRefusal) as raised:
-        documents.check(document, SHAPE)
+        documents.check_document(document, SHAPE)
     assert [error["loc"] for error in raised.value.details["errors"]] == [["body", *place]]
 
 
 def test_the_first_ten_faults_are_named() -> None:
     shape = documents.items(documents.whole())
     with pytest.raises(DocumentRefusal) as raised:
-        documents.check(["x"] * 30, shape)
+        documents.check_document(["x"] * 30, shape)
     assert [error["loc"][-1] for error in raised.value.details["errors"]] == list(range(10))
 
 

@@ -178,8 +178,8 @@ BOTH_OWNERS = Live(
 
 def test_the_values_are_the_sum_over_the_owners() -> None:
     assert BOTH_OWNERS.values == {KEY: {1: 7.0, 2: -3.0, 4: 1.0}, OTHER: {3: 7.0}}
-    assert BOTH_OWNERS.of(KEY) == {1: 7.0, 2: -3.0, 4: 1.0}
-    assert BOTH_OWNERS.of("sae_c@0") == {}
+    assert BOTH_OWNERS.values_at(KEY) == {1: 7.0, 2: -3.0, 4: 1.0}
+    assert BOTH_OWNERS.values_at("sae_c@0") == {}
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_sum_is_held_within_the_bounds_and_the_parts_are_kept(
     parts: tuple[float, ...], total: float
 ) -> None:
     live = Live(owned={f"owner {i}": Placed({KEY: {1: part}}) for i, part in enumerate(parts)})
-    assert live.of(KEY) == {1: total}
+    assert live.values_at(KEY) == {1: total}
     assert [live.by(owner)[KEY][1] for owner in live.owned] == list(parts)
 
 

@@ -207,7 +207,7 @@ def test_a_blank_name_and_a_name_that_turns_the_text_around_are_refused() -> Non
 
 def test_a_document_refusal_has_its_details() -> None:
     with pytest.raises(DocumentRefusal) as raised:
-        documents.check({"strength": 1}, members.MEMBER)
+        documents.check_document({"strength": 1}, members.MEMBER)
     assert raised.value.details["errors"] == [{"loc": ["body", "feature_idx"], "msg": "missing"}]
 
 

@@ -63,7 +63,7 @@ def own_plan(overlay: Mapping[str, Values], echo: float | None = None) -> Plan:
 @pytest.mark.parametrize("count", [0, 1, STEERED_FEATURES])
 def test_values_within_the_bounds_pass(value: float, count: int) -> None:
     request = own(dict.fromkeys(range(count), value))
-    assert sae_steering.check(request) is request
+    assert sae_steering.check_steering(request) is request
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_fault_of_the_field_is_refused_and_names_its_place(
     features: tuple[SteeredFeature, ...], param: str
 ) -> None:
     with pytest.raises(Refusal) as refused:
-        sae_steering.check(RequestSteering(features))
+        sae_steering.check_steering(RequestSteering(features))
     assert (refused.value.code, refused.value.row.v1) == ("INVALID_PARAMETER", 400)
     assert refused.value.param == f"sae_steering.{param}"
 
@@ -125,7 +125,7 @@ def test_a_feature_of_no_sae_or_of_several_is_refused(
 ) -> None:
     request = RequestSteering(tuple(SteeredFeature(4, 2.0, choice) for choice in choices))
     with pytest.raises(Refusal) as refused:
-        placed(sae_steering.check(request), attached, ModelFacts())
+        placed(sae_steering.check_steering(request), attached, ModelFacts())
     assert (refused.value.code, refused.value.row.v1) == (code, 400)
     assert refused.value.param == f"sae_steering.{param}"
     if param != "features[1]":

@@ -76,7 +76,7 @@ PLACES: dict[str, tuple[Any, str, Involves]] = {
     "part values": (EncodedPart, "read_values", lambda row, args: args[0] in row.parts),
     "part drawn": (RowPart, "draw", lambda row, args: args[0] in row.parts),
     "part chunk": (ActivationsRow, "chunk", lambda row, args: args[0] in row.parts),
-    "mask": (Sampler, "begin", _in(0, lambda row: _goal(row).sampler)),
+    "mask": (Sampler, "begin_draw", _in(0, lambda row: _goal(row).sampler)),
     "sampler": (Sampler, "uniform", _in(0, lambda row: _goal(row).sampler)),
     "text": (TextStream, "push", _in(0, lambda row: _goal(row).text)),
     "end": (Reuse, "end", _in(1)),

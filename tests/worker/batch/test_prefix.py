@@ -632,7 +632,7 @@ def test_an_idle_batch_holds_no_cache_beside_its_prefixes(model: Checkpoint) -> 
 # ---------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize("action", ["take", "put"])
+@pytest.mark.parametrize("action", ["copy_tokens", "put"])
 def test_memory_that_runs_out_over_a_prefix_never_leaves_the_step(
     model: Checkpoint, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -649,7 +649,7 @@ def test_memory_that_runs_out_over_a_prefix_never_leaves_the_step(
         bench.step(6)
     bench.run()
     assert neighbour.tokens == generated_after(model, tokens(20, 2), 30)
-    if action == "take":
+    if action == "copy_tokens":
         assert answer.finish == "length"
     else:
         assert answer.finish == "length" or bench.refused[3].code == "INSUFFICIENT_MEMORY"

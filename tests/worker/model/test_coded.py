@@ -137,7 +137,7 @@ def test_a_weight_in_8_bits_is_within_half_a_step_of_the_plain_one() -> None:
     weight[3] = 0
     codes = Codes.rounded(weight)
     assert codes is not None
-    held = CodedWeight.of(codes, torch.float32)
+    held = CodedWeight.pack(codes, torch.float32)
     assert held is not None
     step = weight.abs().amax(1, keepdim=True) / 127
     assert ((held.to_dense() - weight).abs() <= 0.5001 * step).all()

@@ -19,7 +19,7 @@ def mark(cache: KvCache, slot: CacheSlot, name: float) -> None:
 
 
 def check(cache: KvCache, slot: CacheSlot, name: float, length: int) -> None:
-    for keys, values in cache.take(slot, length).values():
+    for keys, values in cache.copy_tokens(slot, length).values():
         assert bool((keys == name).all())
         assert bool((values == -name).all())
 
@@ -75,7 +75,7 @@ def test_a_decode_pass_writes_each_row_at_its_own_place(*, reads_parts: bool) ->
     keys, values = cache.update(new, -new, 0)
     assert keys.shape == ((3, HEADS, 1, DIM) if reads_parts else (3, HEADS, 128, DIM))
     for i, (slot, position) in enumerate(zip(rows, positions, strict=True)):
-        held, _ = cache.take(slot, slot.capacity)[0]
+        held, _ = cache.copy_tokens(slot, slot.capacity)[0]
         assert bool((held[:, position] == 10.0 + i).all())
         assert int((held == 10.0 + i).sum()) == HEADS * DIM
         if not reads_parts:

@@ -102,7 +102,7 @@ def test_native_weights_are_held_as_they_are_whatever_their_size(
     weight = (rows(torch.float32, 50, 64).clamp(-1, 1) * size).to(dtype)
     weight[3, 5], weight[40] = size, 0
     tiny = (rows(torch.float32, 64) * size * 2.0**-60).to(dtype)
-    held = packing.HalfWeight.of(torch.cat([weight, tiny[None]]))
+    held = packing.HalfWeight.pack(torch.cat([weight, tiny[None]]))
     assert held is not None
     assert len(held.blocks) == 3
     kept = held.to_dense()
@@ -147,7 +147,7 @@ def test_a_half_weight_that_is_not_finite_is_left_as_it_is(monkeypatch: pytest.M
     for value in (float("nan"), float("inf")):
         layer = nn.Linear(8, 8).bfloat16()
         layer.weight.data[3, 4] = value
-        assert packing.HalfWeight.of(layer.weight.data) is None
+        assert packing.HalfWeight.pack(layer.weight.data) is None
         if not packing._has_kernels(torch.bfloat16):
             assert type(packed(layer)) is nn.Linear
 
@@ -185,7 +185,7 @@ def test_layers_that_read_the_same_rows_give_the_products_that_each_gives_alone(
 )
 @torch.inference_mode()
 def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
-    held = packing.HalfWeight.of(rows(torch.bfloat16, 300, 1000))
+    held = packing.HalfWeight.pack(rows(torch.bfloat16, 300, 1000))
     assert held is not None
     given = rows(torch.bfloat16, 300, 1000)
     alone = torch.cat([held.multiply(row[None], None) for row in given])
@@ -198,7 +198,7 @@ def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
 def test_the_compiled_product_is_exact_and_each_row_has_its_own_bits() -> None:
     for width, size in ((300, 1000), (7, 8), (16, 64)):
         weight, bias = rows(torch.bfloat16, width, size), rows(torch.bfloat16, width)
-        held = packing.PanelWeight.of(weight)
+        held = packing.PanelWeight.pack(weight)
         assert held is not None
         assert torch.equal(held.to_dense(), weight)
         given = rows(torch.bfloat16, 40, size)
@@ -217,7 +217,7 @@ def test_the_compiled_product_is_exact_and_each_row_has_its_own_bits() -> None:
 @COMPILED
 @torch.inference_mode()
 def test_products_of_several_callers_at_once_have_the_bits_of_one_caller() -> None:
-    held = packing.PanelWeight.of(rows(torch.bfloat16, 600, 800))
+    held = packing.PanelWeight.pack(rows(torch.bfloat16, 600, 800))
     assert held is not None
     given = rows(torch.bfloat16, 4, 800)
     found = held.multiply(given, None)
@@ -236,7 +236,7 @@ def test_products_of_several_callers_at_once_have_the_bits_of_one_caller() -> No
 def test_the_compiled_product_keeps_nan_and_infinity_in_their_places() -> None:
     weight = rows(torch.bfloat16, 20, 8)
     weight[4, 2], weight[18, 7] = torch.nan, torch.inf
-    held = packing.PanelWeight.of(weight)
+    held = packing.PanelWeight.pack(weight)
     assert held is not None
     given = rows(torch.bfloat16, 3, 8).abs()
     given[1, 0] = torch.nan

@@ -39,7 +39,7 @@ class Machine:
 
 def test_threads_are_lowered_beside_a_neighbour_and_raised_after_it() -> None:
     machine = Machine()
-    machine.count.begin(Threads(2, choices(2)))
+    machine.count.set_threads(Threads(2, choices(2)))
     with capture_logs() as logs:
         machine.step(0.1)
         machine.step(1.0, waited=0.5)
@@ -55,7 +55,7 @@ def test_threads_are_lowered_beside_a_neighbour_and_raised_after_it() -> None:
 
 def test_many_short_steps_are_looked_at_together() -> None:
     machine = Machine()
-    machine.count.begin(Threads(2, choices(2)))
+    machine.count.set_threads(Threads(2, choices(2)))
     for _ in range(12):
         machine.step(0.1, waited=0.05)
     assert machine.used == [2, 1]
@@ -63,7 +63,7 @@ def test_many_short_steps_are_looked_at_together() -> None:
 
 def test_time_without_work_does_not_count() -> None:
     machine = Machine()
-    machine.count.begin(Threads(1, (1, 2)))
+    machine.count.set_threads(Threads(1, (1, 2)))
     machine.step(0.1)
     machine.count.rested()
     machine.step(60.0, idle=120.0)
@@ -74,7 +74,7 @@ def test_time_without_work_does_not_count() -> None:
 @pytest.mark.parametrize("says_waited", [True, False])
 def test_threads_stay_where_bits_differ_or_nothing_is_known(says_waited: bool) -> None:
     machine = Machine(says_waited=says_waited)
-    machine.count.begin(Threads(2, (2,) if says_waited else (1, 2)))
+    machine.count.set_threads(Threads(2, (2,) if says_waited else (1, 2)))
     for _ in range(3):
         machine.step(1.0, waited=2.0)
     assert machine.used == [2]

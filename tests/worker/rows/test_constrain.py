@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 
 from steerserve.errors import Refusal
 from steerserve.rules.inference.schema_dialect import JSON_OBJECT
-from steerserve.rules.inference.schema_subset import check, compact
+from steerserve.rules.inference.schema_subset import check_subset, compact
 from steerserve.worker.rows import constrain
 from steerserve.worker.rows.constrain import Grammars, RowConstraint, mask
 from tests.engines.documents import grammars, write
@@ -101,7 +101,7 @@ def tiny() -> Grammars:
 
 
 def constraint(source: Grammars, schema: Any) -> RowConstraint:
-    check(schema)
+    check_subset(schema)
     return source.compile(compact(schema)).result().constraint()
 
 

@@ -328,7 +328,7 @@ def _asked(body: CompareBody, settings: Settings, request: Request) -> Asked:
     if body.messages is not None:
         text = tuple({"role": one.role, "content": one.content} for one in body.messages)
     prompt = prompt_of(text, client)
-    intensities = rules.check(body.intensities)
+    intensities = rules.check_intensities(body.intensities)
     read = {}
     if body.activations is not None:
         wanted = parse_value(body.activations, settings.sae_activations_max_top_k)

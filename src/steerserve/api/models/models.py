@@ -92,7 +92,7 @@ class SlotState:
     replicas: ReplicaSet | None
 
     @classmethod
-    def of(cls, conductor: Conductor, replicas: Replicas) -> SlotState:
+    def from_owners(cls, conductor: Conductor, replicas: Replicas) -> SlotState:
         view = conductor.view()
         lease = conductor.leases.status()
         # a model that is still loading is not the loaded one
@@ -156,12 +156,12 @@ def router(
     routes = APIRouter(prefix="/api/models", tags=["models"])
 
     def record(row: ModelRow) -> ModelRecord:
-        return SlotState.of(conductor, replicas).record(row, downloads.progress(row.id))
+        return SlotState.from_owners(conductor, replicas).record(row, downloads.progress(row.id))
 
     @routes.get("", response_model=Answer[ModelList])
     async def list_models() -> Response:
         rows = await models.list()
-        state = SlotState.of(conductor, replicas)
+        state = SlotState.from_owners(conductor, replicas)
 
         def answer() -> Response:
             records = [state.record(row, downloads.progress(row.id)) for row in rows]
@@ -172,7 +172,7 @@ def router(
     @routes.post("", response_model=Answer[ModelRecord], status_code=202)
     async def add_model(body: NewModel) -> Response:
         if body.source == "huggingface":
-            row = await downloads.begin(
+            row = await downloads.begin_download(
                 ModelRequest(
                     repo_id=_given("repo_id", body.repo_id, body.source),
                     revision=body.revision,

@@ -175,7 +175,7 @@ def router(saes: Saes, downloads: SaeDownloads, attached: Status) -> APIRouter:
                 named.file_path if named else body.file_path,
                 body.token,
             )
-            row, status = await downloads.begin(wanted)
+            row, status = await downloads.begin_download(wanted)
             message = _LOOKING if downloads.is_looking(row.id) else _MESSAGES[status]
         note_object(sae_id=row.id)
         return success(RegisteredSae(row.id, status, message, named or UNSET), 202)

@@ -126,7 +126,7 @@ class PostedFile(SaeHubBody):
         directions: list[RequestBody] = getattr(self, self.content_field) or []
         return {self.content_field: [one.model_dump() for one in directions]}
 
-    def check(self) -> None:
+    def check_fields(self) -> None:
         """Check that the fields are those of the source.
 
         Raises:
@@ -346,7 +346,7 @@ def _of_json(kind: type[Posted], body: bytes) -> Posted:
         most = MANAGEMENT_BODY_VALUES
         raise Refusal("PAYLOAD_TOO_LARGE", f"the body has more than {most} values")
     posted = _validated(kind, documents.read_json(body))
-    posted.check()
+    posted.check_fields()
     return posted
 
 

@@ -58,13 +58,13 @@ LARGEST_INTEGER = 2**31 - 1
 def without(fault_of: Callable[[str], str | None]) -> AfterValidator:
     """A check of a text by a rule that says what is wrong with the text."""
 
-    def check(text: str) -> str:
+    def check_text(text: str) -> str:
         fault = fault_of(text)
         if fault is not None:
             raise ValueError(fault)
         return text
 
-    return AfterValidator(check)
+    return AfterValidator(check_text)
 
 
 def as_text(model_id: object) -> object:

@@ -88,25 +88,25 @@ class CardReadings:
         if last is not None and self._clock() - last.taken < max_age:
             return last
         try:
-            return await asyncio.wait_for(asyncio.shield(self.begin()), patience)
+            return await asyncio.wait_for(asyncio.shield(self.begin_reading()), patience)
         except TimeoutError:
             reason = f"the driver has not answered for {patience:g} s"
             return CardReading((), reason, utc_now(), self._clock(), is_late=True)
 
-    def begin(self) -> asyncio.Future[CardReading]:
+    def begin_reading(self) -> asyncio.Future[CardReading]:
         """Begin a reading, or return the reading that is running."""
         if self._under_way is not None:
             return self._under_way
         coming: asyncio.Future[CardReading] = asyncio.get_running_loop().create_future()
 
-        def take(asked: asyncio.Future[DriverAnswer]) -> None:
+        def end_reading(asked: asyncio.Future[DriverAnswer]) -> None:
             answer = asked.result()
             self.last = CardReading(answer.cards, answer.reason, utc_now(), self._clock())
             self._under_way = None
             if not coming.done():
                 coming.set_result(self.last)
 
-        ask(self._read, "cards").add_done_callback(take)
+        ask(self._read, "cards").add_done_callback(end_reading)
         self._under_way = coming
         return coming
 

@@ -39,7 +39,7 @@ class LoopWatch:
         self._requests: WeakKeyDictionary[asyncio.Task[Any], Scope] = WeakKeyDictionary()
         self._ended = threading.Event()
 
-    def begin(self) -> None:
+    def start_watch(self) -> None:
         """Watch the event loop of this thread."""
         watch = threading.Thread(
             target=self._watch,

@@ -78,14 +78,14 @@ class BatchRun:
         self.row = row
         self._parts = parts
 
-    async def check(self) -> None:
+    async def check_input(self) -> None:
         """Check the whole input. The batch is in progress then, or has failed with every fault of its input."""
         row, settings, store = self.row, self._parts.settings, self._parts.store
         check = InputCheck(
             row.endpoint, settings.batch_max_lines, settings.max_body_bytes, row.is_strict
         )
         async for lines in self._input(check.line_bytes + 1):
-            await asyncio.to_thread(check.take, lines)
+            await asyncio.to_thread(check.check_lines, lines)
         served = await self._model(check)
         faults = check.faults()
         if faults or served is None:

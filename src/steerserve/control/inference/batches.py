@@ -59,7 +59,7 @@ class Batches:
         """Name who runs lines."""
         self._runner = runner
 
-    def begin(self) -> None:
+    def resume_batches(self) -> None:
         """Go on with the batches that are not over, and keep house from now on."""
         self._housekeeping = background.start(self._keep_house())
 
@@ -210,7 +210,7 @@ class Batches:
         try:
             async with asyncio.timeout((row.expires_at - self._now()).total_seconds()) as window:
                 if row.status == BatchStatus.VALIDATING:
-                    await run.check()
+                    await run.check_input()
                 if run.row.status == BatchStatus.FAILED:
                     return
                 await run.answer()

@@ -87,7 +87,7 @@ class Compare:
         """
         row = self._conductor.loaded().row
         architecture.check_generates(row.name, row.architecture, row.engine)
-        return await self._models.of(row)
+        return await self._models.served_model(row)
 
     @asynccontextmanager
     async def open(self, asked: Asked, model: ServedModel) -> AsyncIterator[Comparing]:

@@ -119,7 +119,7 @@ class TextSources:
         self._paths = paths
         self._threads = threads
 
-    async def check(self, source: CorpusSource) -> None:
+    async def check_source(self, source: CorpusSource) -> None:
         """Raises:
         Refusal: INVALID_LOCAL_PATH, PAYLOAD_TOO_LARGE; INVALID_PARAMETER for a file of no known kind.
         """

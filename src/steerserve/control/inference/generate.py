@@ -77,14 +77,14 @@ class _Flow:
 
     async def admitted(self) -> Admitted:
         """The request with its model and its plan. Waits until the request has a slot."""
-        first = await self._items.take()
+        first = await self._items.next_item()
         if isinstance(first, Exception):
             raise first
         assert isinstance(first, Admitted)
         return first
 
     async def events(self) -> AsyncIterator[m.Started | m.Outcome]:
-        take = self._items.take
+        take = self._items.next_item
         while (item := await take()) is not None:
             if isinstance(item, Exception):
                 raise item
@@ -272,7 +272,7 @@ class Generation:
         if constraint is None:
             return
         try:
-            await self._checker.check(constraint.schema, asked.client)
+            await self._checker.check_schema(constraint.schema, asked.client)
         except LineFull:
             raise self._queue.full() from None
 
@@ -316,7 +316,7 @@ class Generation:
                     stream = self._validated(asked, asked.constraint, stream)
                 async with aclosing(stream) as events:
                     async for event in events:
-                        timing.take(event)
+                        timing.note_event(event)
                         flow.put(event)
             flow.put(None)
         except Exception as error:

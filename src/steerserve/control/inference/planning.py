@@ -102,7 +102,7 @@ class Planner:
             swept,
             tuple(self._state(resident, one) for one in swept),
             live,
-            NOBODYS if is_replayed else account.of(plan, own, profile, live),
+            NOBODYS if is_replayed else account.make_account(plan, own, profile, live),
             parts,
         )
 

@@ -104,7 +104,7 @@ def _take_written() -> Take[Written]:
     """Takes whole texts with their distances."""
     texts: dict[int, str] = {}
 
-    def take(outcome: m.Outcome) -> Written | None:
+    def take_piece(outcome: m.Outcome) -> Written | None:
         if not isinstance(outcome, m.Piece):
             return None
         texts[outcome.choice] = texts.get(outcome.choice, "") + outcome.text
@@ -114,7 +114,7 @@ def _take_written() -> Take[Written]:
         read = found.tokens, found.divergences, found.likelihoods, found.words, found.states
         return Written(texts[outcome.choice], *read)
 
-    return take
+    return take_piece
 
 
 def prompts_or_stock(

@@ -202,10 +202,10 @@ def of_kind(kind: type[Read]) -> Taking[Read]:
 def of_part(part: Part[Any, Read]) -> Taking[Read]:
     """Takes what scored texts have of a part."""
 
-    def take(outcome: m.Outcome) -> Read | None:
+    def take_score(outcome: m.Outcome) -> Read | None:
         return part.read(outcome.parts) if isinstance(outcome, m.Scored) else None
 
-    return lambda: take
+    return lambda: take_score
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def of_pieces(part: Part[Any, Read]) -> Taking[ReadPieces[Read]]:
     def taking() -> Take[ReadPieces[Read]]:
         held: dict[int, list[Read]] = {}
 
-        def take(outcome: m.Outcome) -> ReadPieces[Read] | None:
+        def take_pieces(outcome: m.Outcome) -> ReadPieces[Read] | None:
             if not isinstance(outcome, m.PartsRead):
                 return None
             pieces = held.setdefault(outcome.choice, [])
@@ -230,7 +230,7 @@ def of_pieces(part: Part[Any, Read]) -> Taking[ReadPieces[Read]]:
                 pieces.append(piece)
             return ReadPieces(pieces, outcome.seconds) if outcome.is_last else None
 
-        return take
+        return take_pieces
 
     return taking
 

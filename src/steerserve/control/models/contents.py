@@ -47,7 +47,7 @@ class ModelContents:
         self._threads = ThreadPoolExecutor(MODELS_AT_ONCE, "model-contents", _step_back)
         self._is_closed = False
 
-    def begin(self, row: ModelRow) -> None:
+    def begin_digest(self, row: ModelRow) -> None:
         """Compute the digest of a model of this machine, unless its record has the digest of the files as they are.
         Does not wait."""
         if row.source != "local" or row.id in self._computing or self._is_closed:
@@ -64,7 +64,7 @@ class ModelContents:
     async def until_known(self, row: ModelRow) -> None:
         """Return when the record of the model has its digest, or its digest could not be computed."""
         if row.content_digest is None:
-            self.begin(row)
+            self.begin_digest(row)
         if row.id in self._computing:
             await asyncio.shield(self._computing[row.id])
 
@@ -72,7 +72,7 @@ class ModelContents:
         """Look at the files of a model that was loaded: they may have changed since its last load."""
         resident = self._conductor.resident
         if isinstance(event, LoadComplete) and resident and resident.row.id == event.model_id:
-            self.begin(resident.row)
+            self.begin_digest(resident.row)
 
     async def close(self) -> None:
         """Give up the digests that are being computed. The next load of such a model begins again."""

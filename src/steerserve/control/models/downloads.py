@@ -84,7 +84,7 @@ class ModelDownloads(RecordedDownloads[int, ModelPlan, dict[str, object]]):
         """
         return (await self._hub.header(listed.repo_id, listed.sha, file, token)).tensors
 
-    async def begin(self, request: ModelRequest) -> ModelRow:
+    async def begin_download(self, request: ModelRequest) -> ModelRow:
         """Register a model and begin its download, or go on with a download that had failed.
 
         Raises:

@@ -78,7 +78,7 @@ class Models:
             status=AFTER[Event.REGISTERED],
             **values,
         )
-        self._contents.begin(row)
+        self._contents.begin_digest(row)
         return row
 
     async def remove(self, model_id: int) -> ModelRow:

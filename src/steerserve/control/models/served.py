@@ -77,7 +77,7 @@ class ServedModels:
                 raise
             raise _unserved(name, known) from None
 
-    async def of(self, row: ModelRow) -> ServedModel:
+    async def served_model(self, row: ModelRow) -> ServedModel:
         """A registered model as requests name it."""
         return ServedModel(row, (await self._names()).listed_name(row) or row.name)
 

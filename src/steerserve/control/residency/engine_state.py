@@ -70,7 +70,7 @@ class Losses(Generic[Loss]):
     def items(self) -> list[tuple[int, Loss]]:
         return list(self._by_model.items())
 
-    def of(self, model_id: int) -> Loss | None:
+    def loss_of(self, model_id: int) -> Loss | None:
         return self._by_model.get(model_id)
 
     def replace(self, model_id: int, loss: Loss) -> None:

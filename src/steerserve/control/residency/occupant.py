@@ -150,7 +150,7 @@ class Occupant:
         if self.in_flight and not await self._is_set_within(self.idle, seconds):
             log.warning("detach_before_requests_ended", requests=self.in_flight)
         if self.engine is not None:
-            self.engine.heartbeat.check()
+            self.engine.heartbeat.check_not_stalled()
 
     async def _is_set_within(self, event: asyncio.Event, seconds: float) -> bool:
         """Whether the event is set after at most `seconds`. The wait ends early when the engine stalls."""

@@ -80,7 +80,7 @@ async def hook(engine: Engine, order: Order) -> Attachment:
     await asyncio.to_thread(local.resolve_either, order.source.path)
     await engine.bring(order.source.path)
     facts = await engine.change(lambda state: state.attached(order.placed))
-    return Attachment.of(order, facts[order.key])
+    return Attachment.from_order(order, facts[order.key])
 
 
 async def _again(engine: Engine, before: Attachment) -> Attachment:

@@ -21,7 +21,7 @@ from steerserve.settings import Settings
 log = structlog.get_logger(__name__)
 
 
-def of(resident: Resident | None, least: int) -> ReplicaSet | None:
+def replica_set(resident: Resident | None, least: int) -> ReplicaSet | None:
     """The replicas of the resident model; None without an engine, and for an engine that is one process."""
     engine = resident.engine if resident is not None else None
     if resident is None or engine is None or engine.fleet is None:
@@ -58,7 +58,7 @@ class Replicas:
 
     def now(self) -> ReplicaSet | None:
         """The replicas of the resident model; None where one process serves, or no model is in the slot."""
-        return of(self._conductor.resident, self._launcher.least)
+        return replica_set(self._conductor.resident, self._launcher.least)
 
     def of_model(self, model_id: int) -> ReplicaSet:
         """Raises:

@@ -78,7 +78,7 @@ class Attachment:
     k: int | None
 
     @classmethod
-    def of(cls, order: Order, made: Attached) -> Attachment:
+    def from_order(cls, order: Order, made: Attached) -> Attachment:
         """The attachment from an order and the engine's answer to the order."""
         return cls(
             order=order,

@@ -85,7 +85,9 @@ class Restoring:
         back = Return(model_id, engine)
         async with AsyncExitStack() as held:
             switches = [
-                await held.enter_async_context(state.put_back(back, partial(losses.of, model_id)))
+                await held.enter_async_context(
+                    state.put_back(back, partial(losses.loss_of, model_id))
+                )
                 for state, losses in self._states
             ]
             was_lost = any(model_id in losses for _, losses in self._states)

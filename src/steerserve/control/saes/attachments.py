@@ -105,7 +105,9 @@ class Attachments:
                 )
             await attachable.check_ready(self._catalog, row)
             verdict = attachable.verdict(resident, wanted)
-            rules.check(verdict, attachable.claim(wanted), resident.running()[1].hidden_size)
+            rules.refuse_incompatible(
+                verdict, attachable.claim(wanted), resident.running()[1].hidden_size
+            )
             if resident.held().fleet is not None:
                 # an SAE that only some replicas can hold would end the others
                 await self._check_memory(resident, [wanted])

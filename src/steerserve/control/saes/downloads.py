@@ -118,7 +118,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         file = next(file for file in unit.files if file.path == unit.weights)
         return await self._hub.header(repo_id, sha, file, token)
 
-    async def begin(self, request: SaeRequest) -> tuple[SaeRow, RegisteredStatus]:
+    async def begin_download(self, request: SaeRequest) -> tuple[SaeRow, RegisteredStatus]:
         """Register an SAE and begin its download, or go on with a download that had failed.
 
         Returns the record and the status to answer: `downloading` for a new download; `already_downloading`, `cached`
@@ -274,7 +274,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
         download.
 
         Raises:
-            Refusal: as `begin`.
+            Refusal: as `begin_download`.
         """
         listed, listing = await self.describe(request.repo_id, request.revision, request.token)
         plan = make_plan(listed, listing, request, self._settings.sae_cache_dir)
@@ -293,7 +293,8 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
     async def _begin_looked(
         self, looked: Looked, request: SaeRequest
     ) -> tuple[SaeRow, RegisteredStatus]:
-        """Begin the download that a look has found, unless its files are here. Returns and raises what `begin` does."""
+        """Begin the download that a look has found, unless its files are here. Returns and raises what
+        `begin_download` does."""
         plan = looked.plan
         async with self._deciding:
             look = await self._find_look(request)

@@ -80,7 +80,7 @@ class Features:
         """Feature index -> label, for answers that are complete without labels. Empty for an SAE without labels, and
         while the database cannot be read."""
         try:
-            return await self._labels.of(sae_id)
+            return await self._labels.labels_of(sae_id)
         except Refusal as refusal:
             if refusal.code != "DATABASE_UNAVAILABLE":
                 raise
@@ -100,7 +100,7 @@ class Features:
             Refusal: SAE_NOT_FOUND.
         """
         sae_id = (await self._saes.get(sae_id)).id
-        every = await self._labels.of(sae_id)
+        every = await self._labels.labels_of(sae_id)
         wanted = every
         if features is not None:
             wanted = {index: every[index] for index in sorted(set(features)) if index in every}
@@ -147,7 +147,7 @@ class Features:
         if row.trained_layer is not None and parsed.layers - {row.trained_layer}:
             layers = ", ".join(str(layer) for layer in sorted(parsed.layers))
             warnings.append(f"the labels name layer {layers}, the SAE layer {row.trained_layer}")
-        total = len(await self._labels.of(sae_id))
+        total = len(await self._labels.labels_of(sae_id))
         return ImportedLabels(sae_id, len(parsed.by_feature), total, warnings)
 
     async def clear_labels(self, sae_id: str) -> int:
@@ -178,7 +178,7 @@ class Features:
         check_index(index, d_sae)
         attached = self._attached(sae_id)
         explored = await self._explore(row, attached, [index], 0)
-        label = (await self._labels.of(sae_id)).get(index)
+        label = (await self._labels.labels_of(sae_id)).get(index)
         counted = await self._statistics(attached.key, index) if attached else None
         facts = explored.features[0]
         promotes, suppresses = None, None
@@ -239,7 +239,7 @@ class Features:
         """
         row, d_sae = await self._one(sae_id)
         sae_id = row.id
-        labels = await self._labels.of(sae_id)
+        labels = await self._labels.labels_of(sae_id)
         if index is None:
             matched = await asyncio.to_thread(_matching, labels, query)
             best = [SimilarFeature(i, label, None) for i, label in matched[:limit]]

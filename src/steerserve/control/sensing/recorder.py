@@ -79,7 +79,7 @@ class Recorder:
         """Call `publish` with the newest of the events that were written."""
         self._publish = publish
 
-    def take(
+    def record_firings(
         self, subject: str, firings: Sequence[Firing], overhead_ms: float, request: str
     ) -> None:
         """Write the events of one choice of the request soon. Sensing took `overhead_ms` for the choice."""
@@ -97,7 +97,7 @@ class Recorder:
             self._writing = background.start(self._write(), name="sensing-recorder")
 
     async def settled(self) -> None:
-        """Wait until all events that `take` got before this call are written."""
+        """Wait until all events that `record_firings` got before this call are written."""
         await asyncio.shield(self._mark())
 
     async def caught_up(self) -> None:

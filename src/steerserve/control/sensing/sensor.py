@@ -79,7 +79,7 @@ class Sensor(Generic[Message, Facts]):
     def _record(self, told: m.SensedSpans | m.SensedEdges, fired: Sequence[Firing]) -> None:
         """Record what was sensed in one choice."""
         self._overhead = told.overhead_ms
-        self.recorder.take(told.subject, fired, told.overhead_ms, told.label)
+        self.recorder.record_firings(told.subject, fired, told.overhead_ms, told.label)
 
     async def _row(self, event_id: int) -> FiringRow:
         """Raises:

@@ -104,7 +104,7 @@ class Profiles:
         bare = without_interventions(live)
         at = steered(bare, attached) if attached or not live.standing else None
         resident = self._conductor.resident
-        values = {} if at is None else bare.of(at.key)
+        values = {} if at is None else bare.values_at(at.key)
         return await self.create(
             name,
             description=description,

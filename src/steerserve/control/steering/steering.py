@@ -65,14 +65,14 @@ class Steering(EngineState[Live]):
         Raises:
             Refusal: SAE_NOT_ATTACHED.
         """
-        return self._live.enabled, dict(self._live.of(self.attachment(choice).key))
+        return self._live.enabled, dict(self._live.values_at(self.attachment(choice).key))
 
     def others(self, choice: SaeChoice = FIRST_SAE) -> dict[str, dict[int, float]]:
         """Key -> values of the attached SAEs other than the chosen one. SAEs without values are left out."""
         attached = self._conductor.attachments()
         chosen = [attachment.key for attachment in choice.among(attached)[:1]]
         keys = [attachment.key for attachment in attached if attachment.key not in chosen]
-        return {key: dict(self._live.of(key)) for key in keys if self._live.of(key)}
+        return {key: dict(self._live.values_at(key)) for key in keys if self._live.values_at(key)}
 
     def attachment(self, choice: SaeChoice = FIRST_SAE) -> Attachment:
         """The first attached SAE that fits a choice.
@@ -226,7 +226,7 @@ class Steering(EngineState[Live]):
         """Make these the live values, in the engine first, and then do `also`. Both are done, or neither, also when the
         caller is cancelled."""
 
-        def take() -> None:
+        def set_live() -> None:
             if after is not self._live:
                 self._take(after)
             also()
@@ -237,15 +237,15 @@ class Steering(EngineState[Live]):
         is_served = resident is not None and resident.phase is Phase.LOADED
         # while no model serves, the next one gets the steering before it serves
         if is_step and (is_served or is_intervened or self._conductor.attachments()):
-            await finish_edit(_push(self._conductor.loaded().running()[0], after), take)
+            await finish_edit(_push(self._conductor.loaded().running()[0], after), set_live)
         else:
-            take()
+            set_live()
 
     def _take(self, live: Live) -> None:
         """Make these the live values, and publish the state if it has changed."""
         before, self._live = self._live, live
         first = next((attachment.key for attachment in self._conductor.attachments()), None)
-        values = _plain(live.of(first) if first else {})
+        values = _plain(live.values_at(first) if first else {})
         others = {key: _plain(values) for key, values in self.others().items()}
         sent = [dict(one.sent) for one in live.standing]
         published = first, steering_update(live.enabled, values, others, sent)

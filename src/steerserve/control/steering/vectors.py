@@ -132,7 +132,7 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
         return sorted(features, key=lambda one: -one.cosine)
 
     async def _labelled(self, features: Sequence[NearFeature]) -> list[NearFeature]:
-        labels = {one.sae_id: await self._labels.of(one.sae_id) for one in features}
+        labels = {one.sae_id: await self._labels.labels_of(one.sae_id) for one in features}
         return [
             structs.replace(one, label=labels[one.sae_id].get(one.feature_idx)) for one in features
         ]

@@ -15,7 +15,7 @@ class Asks:
     """Owner of the commands that wait.
 
     A command whose caller gives up, or is refused because the engine is stalled, is taken back: an engine that has not
-    read it yet never carries it out. `take` tells where an engine took a new state all the same.
+    read it yet never carries it out. `deliver_event` tells where an engine took a new state all the same.
 
     Args:
         write: sends a command, without waiting.
@@ -54,7 +54,7 @@ class Asks:
             raise refusal(event)
         return event
 
-    def take(self, event: m.Event) -> bool:
+    def deliver_event(self, event: m.Event) -> bool:
         """Give an event to its command. Returns False where the event says that the engine took a new state although
         the command was taken back."""
         if isinstance(event, m.Stepped):

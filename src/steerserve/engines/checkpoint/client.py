@@ -139,7 +139,7 @@ class CheckpointEngine(Engine):
         try:
             await self._send(structs.replace(request, id=number, prompts=tokens, reported=told))
             while unfinished:
-                event = await events.take()
+                event = await events.next_item()
                 if isinstance(event, m.Refused):
                     unfinished = 0
                     raise refusal(event)
@@ -185,7 +185,7 @@ class CheckpointEngine(Engine):
             if error.code != "SHUTTING_DOWN":
                 raise
             # these processes were closed because the engine ended
-            raise self._parting or endings.gone(await self.ended) from None
+            raise self._parting or endings.engine_gone(await self.ended) from None
 
     def _reported(self, prompts: Sequence[m.Tokens]) -> m.Reported | None:
         """What sensing has reported of these prompts already; None while it has reported nothing."""
@@ -197,7 +197,7 @@ class CheckpointEngine(Engine):
     async def _ask(self, make: Callable[[int], m.Command], report: Report | None = None) -> m.Event:
         if self._writer.is_closing():
             raise await self._gone()
-        self.heartbeat.check()
+        self.heartbeat.check_not_stalled()
         return await self._asks.ask(make(next(self._ids)), report)
 
     def _write(self, command: m.Command) -> None:
@@ -214,7 +214,7 @@ class CheckpointEngine(Engine):
     async def _gone(self) -> Refusal:
         """The refusal after the process closed its socket. The process is about to end."""
         reason = await self.ended
-        return self._parting or endings.gone(reason)
+        return self._parting or endings.engine_gone(reason)
 
     async def _read(self) -> None:
         try:
@@ -263,12 +263,12 @@ class CheckpointEngine(Engine):
                 self._passes = replace(self._passes, turns=event.longest)
             case m.Started() | m.Refused() if event.id in self._streams:
                 self._streams[event.id].put(event)
-            case _ if not self._asks.take(event):
+            case _ if not self._asks.deliver_event(event):
                 self.lose("the engine carried out an edit that had been given up")
 
     def _end(self, reason: str) -> None:
         self.ended.set_result(reason)
-        gone = self._parting or endings.gone(reason)
+        gone = self._parting or endings.engine_gone(reason)
         self._asks.end(gone)
         for number, events in self._streams.items():
             events.put(refused(number, gone))

@@ -127,7 +127,7 @@ class _Answers:
     first: Facts | None = None
     replies: dict[AskedEngine, Reply] = field(default_factory=dict)
 
-    def take(self, member: AskedEngine, task: asyncio.Task[Facts]) -> Reply:
+    def note_reply(self, member: AskedEngine, task: asyncio.Task[Facts]) -> Reply:
         try:
             facts = task.result()
         except Refusal as error:
@@ -280,7 +280,7 @@ class Editing:
             for task, member in tasks.items():
                 if task not in done:
                     continue
-                if answers.take(member, task).answer is EditAnswer.ACCEPTED:
+                if answers.note_reply(member, task).answer is EditAnswer.ACCEPTED:
                     member.acknowledge(self._roster.epoch)
                     self._roster.tell()
             if deadline is None and answers.first is not None:

@@ -99,7 +99,7 @@ class Fleet(Engine):
             Refusal: too few replicas have loaded the model; the reason of the first that failed.
         """
         async with self._prompts.opening(fields["path"], fields["trust_remote_code"], report):
-            facts = await self._lives.begin(self._count, self._least, report, fields)
+            facts = await self._lives.load_replicas(self._count, self._least, report, fields)
         self._prompts.serve(facts)
         return facts
 
@@ -119,7 +119,7 @@ class Fleet(Engine):
 
     def must_run(self) -> None:
         if self._ending is not None and not self.ended.done():
-            raise self._parting or endings.gone(self._reason)
+            raise self._parting or endings.engine_gone(self._reason)
         super().must_run()
 
     def _sign(self) -> Sign:
@@ -152,7 +152,7 @@ class Fleet(Engine):
         Refusal: the fleet has ended or is stalled.
         """
         self.must_run()
-        self.heartbeat.check()
+        self.heartbeat.check_not_stalled()
 
     # ------------------------------------------------------------- one replica
 

@@ -83,7 +83,7 @@ class Lives:
 
     # ------------------------------------------------------------- the first load
 
-    async def begin(
+    async def load_replicas(
         self, count: int, least: int, report: Report, fields: Mapping[str, object]
     ) -> m.Loaded:
         """Load the model on `count` replicas. Returns once each of them serves or has failed, with the facts that hold
@@ -97,7 +97,7 @@ class Lives:
         coming = [self._roster.add() for _ in range(count)]
         self._spawn(self._watch(), "fleet-watch")
         results = await asyncio.gather(
-            *(self._load(replica, progress.of(replica.name)) for replica in coming),
+            *(self._load(replica, progress.report_for(replica.name)) for replica in coming),
             return_exceptions=True,
         )
         errors = [e for e in results if isinstance(e, BaseException)]

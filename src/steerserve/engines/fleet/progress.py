@@ -23,8 +23,8 @@ class LoadsProgress:
         self._count = count
         self._latest: dict[str, m.Progress] = {}
 
-    def of(self, name: str) -> Report:
-        def take(progress: m.Progress) -> None:
+    def report_for(self, name: str) -> Report:
+        def take_progress(progress: m.Progress) -> None:
             self._latest[name] = progress
             is_fetch = progress.stage == m.FETCHING_FILES
             alike = [
@@ -33,4 +33,4 @@ class LoadsProgress:
             if is_fetch or len(self._latest) == self._count:
                 self._report(min(alike, key=lambda p: p.percent))
 
-        return take
+        return take_progress

@@ -74,11 +74,11 @@ class Replica:
     def heeded(self, report: Callable[[Told], None]) -> Callable[[Told], None]:
         """`report` for what the engine says of requests, without the requests that another replica runs."""
 
-        def take(event: Told) -> None:
+        def report_heeded(event: Told) -> None:
             if event.label not in self.given_up:
                 report(event)
 
-        return take
+        return report_heeded
 
     def load(self, facts: m.Loaded) -> None:
         """The engine has loaded the model."""

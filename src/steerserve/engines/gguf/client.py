@@ -298,7 +298,7 @@ class GgufEngine(Engine):
 
     def _gone(self) -> Refusal:
         why = self.ended.result() if self.ended.done() else "the engine process ended"
-        return self._parting or endings.gone(why)
+        return self._parting or endings.engine_gone(why)
 
     async def _lost(self) -> Refusal:
         """The refusal of a request whose connection broke. An engine that has not ended by then is killed."""

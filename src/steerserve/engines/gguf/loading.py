@@ -151,7 +151,7 @@ def changed(header: Header) -> str | None:
             facts = os.stat(stamp.path)
         except OSError:
             return Path(stamp.path).name
-        if stamp != FileStamp.of(stamp.path, facts):
+        if stamp != FileStamp.from_stat(stamp.path, facts):
             return Path(stamp.path).name
     return None
 

@@ -147,7 +147,7 @@ class RayCluster:
                     settings.engine_cards,
                     settings.engine_resources,
                     settings.engine_placement,
-                    PortRange.of(settings.engine_ports),
+                    PortRange.from_text(settings.engine_ports),
                     list(left_out),
                     dict(files),
                     self._caches,

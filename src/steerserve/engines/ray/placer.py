@@ -84,7 +84,7 @@ class Placer:
     # ------------------------------------------------------------- replicas
 
     async def _place(self, question: m.PlaceReplica) -> m.Placed | m.Displaced:
-        wanted = await asyncio.to_thread(wants, question)
+        wanted = await asyncio.to_thread(actor_options, question)
         kind: Any = ray.remote(ReplicaActor)
         actor = await asyncio.to_thread(
             kind.options(
@@ -224,7 +224,7 @@ class ActorOptions(TypedDict):
     resources: NotRequired[dict[str, float]]
 
 
-def wants(question: m.PlaceReplica) -> ActorOptions:
+def actor_options(question: m.PlaceReplica) -> ActorOptions:
     """The resources of a replica as options of an actor."""
     named = dict(question.resources)
     cards = question.cards

@@ -168,7 +168,7 @@ class Relay:
         if kind is PartKind.KILL:
             self._engine.kill()
         elif kind is PartKind.ASK:
-            self._files.take(payload)
+            self._files.take_payload(payload)
 
     def take_loss(self) -> None:
         """Nothing to do: `run` waits for the loss."""

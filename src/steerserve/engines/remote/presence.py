@@ -53,7 +53,7 @@ class NodeFiles:
         self._answering: set[asyncio.Task[None]] = set()
         self._fetchers = Fetchers()
 
-    def take(self, payload: bytes) -> None:
+    def take_payload(self, payload: bytes) -> None:
         """Take a part of a question.
 
         Raises:

@@ -93,8 +93,8 @@ class Checker:
         """Whether the schema is remembered as good."""
         return _digest(compact(schema)) in self._passed
 
-    async def check(self, schema: Schema, client: str = "") -> None:
-        """Check that the grammar engine can enforce a schema that `schema_subset.check` has passed.
+    async def check_schema(self, schema: Schema, client: str = "") -> None:
+        """Check that the grammar engine can enforce a schema that `schema_subset.check_subset` has passed.
 
         Raises:
             Refusal: RESPONSE_FORMAT_UNSUPPORTED when it cannot, or when the check exceeds its limits of time and
@@ -153,7 +153,7 @@ def _digest(text: str) -> bytes:
 # ------------------------------------------------------------------ in the process
 
 
-def check(schema: Schema, tokenizer: LLTokenizer) -> SchemaAnswer:
+def try_schema(schema: Schema, tokenizer: LLTokenizer) -> SchemaAnswer:
     """Compile the schema, and write the beginnings of some of its documents."""
     faults = list(_bad_patterns(schema))
     if faults:
@@ -276,7 +276,7 @@ def _answer(ask: SchemaQuestion, tokenizer: LLTokenizer) -> SchemaAnswer:
         except RecursionError:
             return SchemaAnswer("is nested too deep to be validated", is_unfinished=True)
     try:
-        return check(schema, tokenizer)
+        return try_schema(schema, tokenizer)
     except ValueError as error:
         return SchemaAnswer(_line(str(error)))
 

@@ -271,7 +271,7 @@ class Captures:
         asked.check_context(facts)
         await self._check_room(0)
         if asked.said.corpus_id is None:
-            await self._sources.check(asked.source)
+            await self._sources.check_source(asked.source)
         else:
             await self._corpora.get(asked.said.corpus_id)
         begun, state = await self._begin(asked, resident)
@@ -470,7 +470,7 @@ class Captures:
             async for part in _parts(cuts, max(1, min(PART, PART_BYTES // size))):
                 sizes = [cut.size for cut in part]
 
-                def told(
+                def report_read(
                     count: int,
                     before: int = writer.capture.tokens,
                     sizes: Sequence[int] = sizes,
@@ -493,7 +493,7 @@ class Captures:
                     ),
                     of_pieces(ACTIVATIONS_RAW),
                     check=lambda: check_held(begun.resident, begun.used),
-                    told=told,
+                    told=report_read,
                     is_gentle=True,
                     at_once=max(1, min(TEXTS_AT_ONCE, PART_BYTES // size)),
                 )

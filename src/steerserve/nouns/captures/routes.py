@@ -100,7 +100,7 @@ class CaptureBody(RequestBody):
     context: Annotated[int, Field(ge=8, le=CONTEXT_MAXIMUM)] = 512
     shard_mb: Annotated[int, Field(ge=1, le=SHARD_MAXIMUM)] = 256
 
-    def check(self, most_tokens: int) -> SourceKind:
+    def check_fields(self, most_tokens: int) -> SourceKind:
         """The field that names the texts. The bound of tokens is checked too.
 
         Raises:
@@ -184,7 +184,7 @@ def _asked(body: CaptureBody, client: str, settings: Settings) -> CaptureRequest
     """Raises:
     Refusal: VALIDATION_ERROR, INVALID_PARAMETER, INVALID_INTERVENTION, TOO_MANY_EDITS, with the place.
     """
-    kind = body.check(settings.corpora_max_tokens)
+    kind = body.check_fields(settings.corpora_max_tokens)
     texts = texts_or_chats(body.texts or [])
     if body.messages is not None:
         texts = (given_text(body.messages),)

@@ -203,7 +203,7 @@ class Corpora:
         _, facts = resident.running()
         asked.check_context(facts)
         self._store.check_kept()
-        await self._sources.check(asked.source)
+        await self._sources.check_source(asked.source)
         async with self._starting:
             row = await self._store.named(asked.name)
             if row is None:
@@ -357,14 +357,16 @@ class Corpora:
             async for part in _parts(cuts):
                 sizes = [cut.size for cut in part]
 
-                def told(count: int, before: int = done.tokens, sizes: list[int] = sizes) -> None:
+                def report_read(
+                    count: int, before: int = done.tokens, sizes: list[int] = sizes
+                ) -> None:
                     tokens = before + sum(sizes[:count])
                     report(
                         READ_SHARE * tokens / asked.max_tokens,
                         f"{tokens} of at most {asked.max_tokens} tokens are read",
                     )
 
-                read = await self._activations(part, resident, saes, told)
+                read = await self._activations(part, resident, saes, report_read)
                 after = part[-1].after
                 done = Progress(
                     done.parts + 1,

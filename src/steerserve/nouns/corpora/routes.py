@@ -57,7 +57,7 @@ class CorpusBody(RequestBody):
     context: Annotated[int, Field(ge=8, le=CONTEXT_MAXIMUM)] = 128
     examples: Annotated[int, Field(ge=1, le=EXAMPLES_MAXIMUM)] = 20
 
-    def check(self, most_tokens: int) -> None:
+    def check_fields(self, most_tokens: int) -> None:
         """Check that the fields are those of the source, and the bound of tokens.
 
         Raises:
@@ -86,7 +86,7 @@ def router(corpora: Corpora, settings: Settings) -> APIRouter:
     async def add_corpus(body: CorpusBody, request: Request, wait: Wait = False) -> Response:
         """Begin a job that reads a corpus for the features of all attached SAEs, or carry on a corpus that was cut:
         send the same body again. The result of the job is the record of the corpus."""
-        body.check(settings.corpora_max_tokens)
+        body.check_fields(settings.corpora_max_tokens)
         asked = CorpusRequest(
             name=body.name,
             source=CorpusSource(

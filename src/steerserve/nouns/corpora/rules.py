@@ -53,7 +53,7 @@ class Groups:
     positions: array[int]
     values: array[float]
 
-    def of(self, feature: int) -> range:
+    def places_of(self, feature: int) -> range:
         """The places of the activations of one feature."""
         at = bisect_left(self.features, feature)
         if at == len(self.features) or self.features[at] != feature:
@@ -146,7 +146,7 @@ def chosen(largest: Sequence[float], contexts: Sequence[int], count: int) -> lis
 def window(found: Groups, feature: int, size: int) -> tuple[int, float, int, dict[int, float]]:
     """The position of the largest activation of a feature in a context of `size` tokens, its value, and around it: the
     first position of the window, and the activations in it by their position."""
-    places = found.of(feature)
+    places = found.places_of(feature)
     best = max(places, key=lambda i: (found.values[i], -found.positions[i]))
     position = found.positions[best]
     first, end = max(0, position - BEFORE), min(size, position + AFTER + 1)

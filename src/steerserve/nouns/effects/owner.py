@@ -320,10 +320,10 @@ class EffectMeasurements:
             words,
         )
 
-        def told(count: int) -> None:
+        def report_measured(count: int) -> None:
             report((done + count) / begun.texts, f"{done + count} of {begun.texts} texts")
 
-        return await write(self._reader, how, lever, strength, told)
+        return await write(self._reader, how, lever, strength, report_measured)
 
     async def _others(self, begun: _Ladder) -> list[Placed]:
         """Random directions in the place of the lever; none where it has no such counterpart."""

@@ -100,7 +100,7 @@ class EffectStore:
         Refusal: DOCUMENT_STORE_FULL, DATABASE_UNAVAILABLE.
         """
         async with self._database.read() as connection:
-            await self._room.check(connection, more=1)
+            await self._room.check_room(connection, more=1)
 
     async def add(self, summary: EffectSummary, text: str) -> str:
         """Keep a result, and return its id; that of the result with the same digest where there is one.
@@ -124,7 +124,7 @@ class EffectStore:
                 "stored_bytes": len(text.encode()),
             }
             await connection.execute(insert(effects).values(**values))
-            await self._room.check(connection)
+            await self._room.check_room(connection)
         return new
 
     async def page(

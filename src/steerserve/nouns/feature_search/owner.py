@@ -97,7 +97,7 @@ class TextSearch:
         take = of_part(POOL)
         pool, keys = Pool(attached.key, "max"), [attached.key]
 
-        def check() -> None:
+        def check_still_held() -> None:
             check_held(resident, [attached])
 
         (pooled,) = await self._reader.read(
@@ -105,14 +105,14 @@ class TextSearch:
             resident,
             m.Request(goal=m.Score(), prompts=(), client=KIND, parts=POOL.ask(pool)),
             take,
-            check=check,
+            check=check_still_held,
         )
         (read,) = await self._reader.read(
             texts,
             resident,
             m.Request(goal=m.ReadActivations(keys=keys), prompts=(), client=KIND),
             of_kind(m.ActivationsRead),
-            check=check,
+            check=check_still_held,
         )
         return pooled, read
 

@@ -165,7 +165,7 @@ class Lenses:
         if row.engine == names.GGUF:
             raise no_layers("INVALID_PARAMETER")
         architecture.check_generates(row.name, row.architecture, row.engine)
-        return await self._models.of(row)
+        return await self._models.served_model(row)
 
     def _layers(self) -> int:
         """The number of layers of the loaded model."""

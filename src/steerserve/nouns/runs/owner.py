@@ -156,7 +156,7 @@ class Runs:
     ) -> Outcomes:
         choices = _Choices(asked.choices)
         async for event in events:
-            choices.take(event)
+            choices.take_event(event)
             yield event
         try:
             made = self._made(sent, asked, answering, started, choices)
@@ -206,7 +206,7 @@ class Runs:
                 continuous_batching=self._settings.enable_continuous_batching,
             ),
             prompt_tokens=list(started.prompt_tokens),
-            choices=choices.made(),
+            choices=choices.run_choices(),
         )
 
     def _machine(self, facts: m.Loaded | None) -> RunMachine:
@@ -354,7 +354,7 @@ class Runs:
             started = await anext(events)
             assert isinstance(started, m.Started)
             async for event in events:
-                choices.take(event)
+                choices.take_event(event)
             sent = SentRequest(route, run.body)
             now = self._made(sent, asked, answering, started, choices)
             known_as = run.model.content_digest
@@ -378,7 +378,7 @@ class _Choices:
         self._scores: list[list[RunScore] | None] = [None] * count
         self.is_changed = False
 
-    def take(self, event: m.Started | m.Outcome) -> None:
+    def take_event(self, event: m.Started | m.Outcome) -> None:
         if isinstance(event, m.Piece):
             self._texts[event.choice].append(event.text)
             self._ends[event.choice] = event.finish, event.tokens
@@ -389,7 +389,7 @@ class _Choices:
             self._texts[event.choice] = [event.best.text]
             self._ends[event.choice] = "length", 1
 
-    def made(self) -> list[RunChoice]:
+    def run_choices(self) -> list[RunChoice]:
         return [
             RunChoice(text="".join(text), finish_reason=finish, tokens=tokens, scores=scores)
             for text, (finish, tokens), scores in zip(

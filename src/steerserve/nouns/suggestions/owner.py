@@ -233,7 +233,7 @@ class Suggestions:
             may_load=False,
         )
         written = []
-        model = await self._served.of(resident.row)
+        model = await self._served.served_model(resident.row)
         async with self._generation.open(asked, model) as run:
             async for event in run.events:
                 if isinstance(event, m.Piece):
@@ -280,7 +280,7 @@ class Suggestions:
             examples, others = [], []
             for group, whole, skip in zip(groups, pieces, special, strict=True):
                 parts, values = whole[skip:], [0.0] * len(whole)
-                for place in group.of(index):
+                for place in group.places_of(index):
                     values[group.positions[place]] = group.values[place]
                 values = values[skip:]
                 if any(values):

@@ -276,10 +276,10 @@ def _measurement(asked: TrainingRequest, texts: Sequence[NamedText]) -> Measurem
 def _part(report: Report, begin: float, end: float) -> Report:
     """Reports a part of the work as the share of the whole from `begin` to `end`."""
 
-    def told(share: float, message: str) -> None:
+    def report_part(share: float, message: str) -> None:
         report(begin + (end - begin) * share, message)
 
-    return told
+    return report_part
 
 
 async def _line(

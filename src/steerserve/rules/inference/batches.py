@@ -155,7 +155,7 @@ class InputCheck:
         self.models: dict[str, int] = {}
         self.is_steered = False
 
-    def take(self, lines: Iterable[tuple[int, bytes]]) -> None:
+    def check_lines(self, lines: Iterable[tuple[int, bytes]]) -> None:
         """The next lines, with their places in the file."""
         for number, text in lines:
             self.lines += 1

@@ -43,7 +43,7 @@ class Sweep:
         return self.steering is not None or self.own is not None
 
 
-def check(intensities: Sequence[float]) -> tuple[float, ...]:
+def check_intensities(intensities: Sequence[float]) -> tuple[float, ...]:
     """Raises:
     Refusal: VALIDATION_ERROR for no intensity, too many intensities, a repeated one, or one outside [0, 2].
     """

@@ -47,7 +47,7 @@ _NEGATED = {r"\d": r"\p{Nd}", r"\w": r"\p{L}\p{N}_", r"\s": r"\s\x1c-\x1f"}
 
 
 def dialect(schema: Schema) -> str:
-    """The engine's copy of a schema that `schema_subset.check` has passed, with its options, as JSON text."""
+    """The engine's copy of a schema that `schema_subset.check_subset` has passed, with its options, as JSON text."""
     part = _translated(schema) if isinstance(schema, dict) else {}
     return json.dumps({**part, "x-guidance": OPTIONS})
 

@@ -52,7 +52,7 @@ def compact(schema: object) -> str:
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
 
 
-def check(schema: object) -> None:
+def check_subset(schema: object) -> None:
     """Raises:
     Refusal: RESPONSE_FORMAT_UNSUPPORTED; `unsupported` lists the refused keywords in document order, each with its JSON
         pointer, and with a reason where the keyword itself is supported and its value is not.

@@ -37,7 +37,7 @@ class FileStamp:
     changed_ns: int
 
     @classmethod
-    def of(cls, path: str, facts: os.stat_result) -> FileStamp:
+    def from_stat(cls, path: str, facts: os.stat_result) -> FileStamp:
         return cls(path, facts.st_dev, facts.st_ino, facts.st_size, facts.st_ctime_ns)
 
 

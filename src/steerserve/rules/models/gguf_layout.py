@@ -33,7 +33,7 @@ class GgufTensor:
     size: int
 
     @classmethod
-    def of(
+    def from_shape(
         cls, name: str, shape: Sequence[int], kind: TensorType | None, offset: int
     ) -> GgufTensor:
         elements = math.prod(shape)

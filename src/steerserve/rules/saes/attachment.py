@@ -203,7 +203,7 @@ def compatibility(
     return Verdict(tuple(errors), tuple(_warnings(claim, layer, model_names)))
 
 
-def check(verdict: Verdict, claim: Claim, hidden_size: int) -> None:
+def refuse_incompatible(verdict: Verdict, claim: Claim, hidden_size: int) -> None:
     """Refuse an SAE with errors.
 
     Raises:

@@ -48,7 +48,9 @@ def profile_source(profile_id: str, *, is_cluster: bool) -> str:
     return f"{'cluster' if is_cluster else 'profile'}:{profile_id}"
 
 
-def of(plan: Plan, own: RequestSteering | None, profile: Profile | None, live: Live) -> Account:
+def make_account(
+    plan: Plan, own: RequestSteering | None, profile: Profile | None, live: Live
+) -> Account:
     """The account of a request with this plan, made from the live steering `live`. `profile` is the profile that the
     request names."""
     if own is not None and plan.is_own:

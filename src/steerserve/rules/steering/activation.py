@@ -127,7 +127,7 @@ def steered(live: Live, attached: Sequence[AttachedSae]) -> AttachedSae:
     """
     if not attached:
         raise Refusal("SAE_NOT_ATTACHED", "no SAE is attached")
-    having = [candidate for candidate in attached if live.of(candidate.key)]
+    having = [candidate for candidate in attached if live.values_at(candidate.key)]
     if len(having) > 1:
         named = ", ".join(candidate.key for candidate in having)
         raise Refusal(

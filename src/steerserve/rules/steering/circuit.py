@@ -141,7 +141,7 @@ def read(document: Mapping[str, object]) -> Circuit:
     """
     if document.get("kind") not in (None, KIND):
         raise documents.unknown_kind(document, [KIND])
-    documents.check(document, SHAPE)
+    documents.check_document(document, SHAPE)
     circuit = _circuit(document)
     faults = list(_faults(circuit))
     if faults:

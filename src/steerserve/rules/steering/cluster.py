@@ -144,10 +144,10 @@ def definitions(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if kind is None and not document.keys() & {"saes", "edges"}:
         kind = next((k for k, part in _PARTS.items() if part in document), None)
     if kind == DEFINITION:
-        documents.check(document, _DEFINITION)
+        documents.check_document(document, _DEFINITION)
         return [document]
     if kind == BUNDLE:
-        documents.check(document, _BUNDLE)
+        documents.check_document(document, _BUNDLE)
         return list(document["definitions"])
     raise documents.unknown_kind(document, KINDS)
 

@@ -147,7 +147,7 @@ def parse(body: bytes, read: Callable[[dict[str, object]], Read]) -> Read:
     """
     check_body(body)
     document = unwrapped(read_json(body))
-    check(document, fields({}, {}))
+    check_document(document, fields({}, {}))
     check_numbers(document)
     return read(document)
 
@@ -213,7 +213,7 @@ def kind_of(document: Mapping[str, object]) -> str | None:
     return None if kind is None else shown(kind if isinstance(kind, str) else json.dumps(kind))
 
 
-def check(document: object, shape: Check) -> None:
+def check_document(document: object, shape: Check) -> None:
     """Check a document by its shape.
 
     Raises:

@@ -201,7 +201,7 @@ def parse(raw: object, field: str = INTERVENTIONS) -> RequestSteering:
         _edit(one, _joined(field, f"edits[{place}]")) for place, one in enumerate(part.edits)
     )
     modifiers = Modifiers(preserve_norm=bool(part.preserve_norm))
-    return request.check(RequestSteering(made, part.mode == BESIDE, field, modifiers))
+    return request.check_steering(RequestSteering(made, part.mode == BESIDE, field, modifiers))
 
 
 def parse_positions(raw: object, field: str) -> Positions:

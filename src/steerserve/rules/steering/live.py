@@ -104,7 +104,7 @@ class Live:
         """The profile or the circuit with this id, if it serves."""
         return next((one for one in self.served if one.id == served_id), None)
 
-    def of(self, key: str) -> Values:
+    def values_at(self, key: str) -> Values:
         """Feature -> value at one attachment, summed over the owners."""
         return self.values.get(key, {})
 
@@ -243,7 +243,7 @@ def remove(live: Live, key: str, d_sae: int, index: int) -> Live:
     """Forget one feature of all owners. Forgetting the last feature switches steering off. Forgetting a feature that is
     not set changes nothing."""
     check_index(index, d_sae)
-    if index not in live.of(key):
+    if index not in live.values_at(key):
         return live
     return _step(live, _without(live, key, index), enabled=live.enabled)
 

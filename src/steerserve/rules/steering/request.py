@@ -316,7 +316,7 @@ def target(asked: AskedEdit, value: float) -> Target:
     return KINDS[asked.op].target(value)
 
 
-def check(steering: RequestSteering) -> RequestSteering:
+def check_steering(steering: RequestSteering) -> RequestSteering:
     """The checks that need no attached SAE and no stored vector. Values are never clamped here.
 
     Raises:

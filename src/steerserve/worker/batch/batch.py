@@ -210,7 +210,7 @@ class Batch:
             group = self._group(None, None) if joining.is_seeded else self._home(rows[0])
             if not group.may_join(rows, self._room_of(group)):
                 break
-            self._waiting.take(joining)
+            self._waiting.remove_rows(joining)
             refusals += group.join(rows)
             running[joining.request.client] += len(rows)
             if joining.is_seeded:

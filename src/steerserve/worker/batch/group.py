@@ -301,7 +301,7 @@ class Group:
         row.version = self._saes.version
         capacity = stepping.capacity(len(row.prompt) + 1, row.need)
         slot = self.cache.open(capacity)
-        self._reuse.begin(row, slot)
+        self._reuse.fill_slot(row, slot)
         row.slot = slot
 
     def _decode(self, rows: list[BatchRow]) -> Iterator[Ending]:

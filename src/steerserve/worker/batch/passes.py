@@ -65,7 +65,7 @@ class Passes:
             widest = max(width, len(row.prompt))
             if rows and (len(rows) + 1) * widest > PASS_TOKENS:
                 break
-            self._waiting.take(joining)
+            self._waiting.remove_rows(joining)
             rows.append(row)
             taken[row.client] += 1
             width = widest

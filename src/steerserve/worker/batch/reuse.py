@@ -100,7 +100,7 @@ class Reuse:
         found = self._find(row, its)
         return self._start(row, found) if found else 0
 
-    def begin(self, row: BatchRow, slot: CacheSlot) -> None:
+    def fill_slot(self, row: BatchRow, slot: CacheSlot) -> None:
         """Copy a kept beginning into the slot that the row gets."""
         its = self._rows.get(row)
         found = self._find(row, its) if its else None
@@ -198,14 +198,14 @@ class Reuse:
         if scores is None:
             return
 
-        def take(start: int, end: int) -> Held:
-            return self._cache.take(slot, end, start)
+        def copy_tokens(start: int, end: int) -> Held:
+            return self._cache.copy_tokens(slot, end, start)
 
         with self._spare_memory():
             exact = int(min(its.exact, row.filled)) if self._is_exact else 0
             notes = [part.notes() for part in _marked(row)]
             text = self._text(row, tokens)
-            cast(Prefixes, self.prefixes).keep(text, exact, take, notes, scores)
+            cast(Prefixes, self.prefixes).keep(text, exact, copy_tokens, notes, scores)
 
     @contextmanager
     def _spare_memory(self) -> Iterator[None]:

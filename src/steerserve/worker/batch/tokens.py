@@ -26,7 +26,7 @@ def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[BatchRow, Refusal | in
         logits = logits[list(goals)]
     samplers = [goal.sampler for goal in goals.values()]
     for sampler in samplers:
-        sampler.begin()
+        sampler.begin_draw()
     try:
         logits, refusals = constrain.mask(logits, [goal.constraint for goal in goals.values()])
         tokens = sampling.sample(logits, samplers)

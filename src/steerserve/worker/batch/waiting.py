@@ -59,7 +59,7 @@ class WaitingRows:
         request = queue.next_request(first, running, self._joined)
         return None if request is None else first[request]
 
-    def take(self, joining: Joining) -> None:
+    def remove_rows(self, joining: Joining) -> None:
         """Take the first rows of a client out, because they join."""
         client = joining.request.client
         self._of[client].popleft()

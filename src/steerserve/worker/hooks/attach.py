@@ -33,12 +33,12 @@ def attach(placed: PlacedSae, model: Checkpoint, saes: HookedSaes, room: SaeRoom
     claims = formats.inspect(placed.source)
     site = _site(claims, model, placed.layer)
 
-    def check(dtype: str | None) -> None:
-        room.check(HOST, budget.sae_bytes(claims, dtype))
+    def check_room(dtype: str | None) -> None:
+        room.check_free(HOST, budget.sae_bytes(claims, dtype))
         if site.device != HOST:
-            room.check(site.device, budget.encoder_bytes(claims, dtype))
+            room.check_free(site.device, budget.encoder_bytes(claims, dtype))
 
-    dtype, warnings = budget.sae_dtype(claims, placed.dtype, check)
+    dtype, warnings = budget.sae_dtype(claims, placed.dtype, check_room)
     room.check_read(claims.size_bytes)
     try:
         made = _made(placed, claims, model, site, dtype)

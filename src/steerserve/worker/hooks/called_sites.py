@@ -116,7 +116,7 @@ class SiteCalls:
         finally:
             self._noted.clear()
 
-    def begin(self) -> None:
+    def forget_made(self) -> None:
         """Forget which sites were made."""
         self.made.clear()
 
@@ -194,7 +194,7 @@ class SiteCalls:
         try:
             with recorder.recording():
                 piece = recorder.piece()
-                piece.begin()
+                piece.begin_recording()
                 try:
                     made, done = work.run()
                 except BaseException:

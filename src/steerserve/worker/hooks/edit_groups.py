@@ -106,7 +106,7 @@ class EditGroup:
         self.reads = torch.stack(units)
         self.writes = torch.stack(written)
 
-    def of(self, value: Tensor) -> Tensor:
+    def rows_of(self, value: Tensor) -> Tensor:
         """The rows of the group, of a tensor with all rows of the site."""
         return _of(self.rows, value)
 
@@ -134,11 +134,11 @@ class EditGroup:
         x = value.x
         if self.is_added:
             amount = self.offset.expand(-1, x.shape[1])
-            return amount * length(self.of(x)) if self.is_residual else amount
+            return amount * length(self.rows_of(x)) if self.is_residual else amount
         if self.reads is None:
-            read = self._activations(self.of(x), encoded)
+            read = self._activations(self.rows_of(x), encoded)
         else:
-            read = (self.of(value.now) * self.reads[:, None]).sum(-1)
+            read = (self.rows_of(value.now) * self.reads[:, None]).sum(-1)
         offset = self._matched(span, x.shape[1]) if self._is_matched else self.offset
         target = (read * self.factor + offset).clamp(self.low, self.high)
         return self.strength * (target - read)
@@ -159,7 +159,7 @@ class EditGroup:
         """What the SAE multiplies its output with at each position, [g, T, 1]; None where it does not."""
         if self.sae is None or self.sae.normalisation == "none" or self.is_added:
             return None
-        return self.sae.row_scale(self.of(x))
+        return self.sae.row_scale(self.rows_of(x))
 
     def _activations(self, x: Tensor, encoded: Encoded) -> Tensor:
         assert self.sae is not None
@@ -167,7 +167,7 @@ class EditGroup:
             return self.narrowed.encode_each(x)
         return torch.stack(
             [
-                encoded.of(self.sae, part, rows)[:, feature]
+                encoded.activations(self.sae, part, rows)[:, feature]
                 for (_, part, _), feature, rows in zip(self.members, self.features, x, strict=True)
             ]
         )

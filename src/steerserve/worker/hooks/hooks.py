@@ -299,19 +299,19 @@ class HookedSaes:
                 INVALID_PARAMETER where a direction has another width, or the prompt lacks a position;
                 INSUFFICIENT_MEMORY where an encoder has to be copied and does not fit.
         """
-        row.check()
+        row.check_positions()
         planned = row.plan.epoch if isinstance(row.plan, Follow) else None
         row.epoch = self._live.epoch if planned is None else planned
         edits = self._edits(row.plan)
-        self.check(edits)
+        self.prepare_edits(edits)
         # edits that were changed before the row could begin are not those of its report
-        row.begin(() if self.is_changed(row) else edits)
+        row.list_edits(() if self.is_changed(row) else edits)
         for edit in edits:
             row.check_source(edit)
         for direction in row.watched:
             self._check_width(direction, self._site(direction))
 
-    def check(self, edits: Sequence[Edit]) -> None:
+    def prepare_edits(self, edits: Sequence[Edit]) -> None:
         """Make what edits need.
 
         Raises:

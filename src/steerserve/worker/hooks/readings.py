@@ -59,7 +59,7 @@ class Readings:
 
     held: dict[tuple[int, Reads], tuple[Tensor, int]] = field(default_factory=dict)
 
-    def of(self, row: int, reads: Reads) -> Tensor:
+    def row_numbers(self, row: int, reads: Reads) -> Tensor:
         """What was read of a row, a number [T] for each position."""
         together, place = self.held[row, reads]
         return together[place]
@@ -77,7 +77,7 @@ class Encoded:
         self._span = span
         self._held: dict[tuple[int, int], Tensor] = {}
 
-    def of(self, sae: Sae, part: Part, x: Tensor) -> Tensor:
+    def activations(self, sae: Sae, part: Part, x: Tensor) -> Tensor:
         """The activations [T, d_sae] of the row x [T, width] of a part."""
         name = id(sae), part.row
         if name not in self._held:
@@ -132,7 +132,7 @@ class ReadGroup:
         if self._units is None and self._narrowed is None:
             assert self._sae is not None
             place, part, _ = self.members[0]
-            return encoded.of(self._sae, part, x[place])[:, self._features].T
+            return encoded.activations(self._sae, part, x[place])[:, self._features].T
         # each number is read by itself, so a prompt may be cut anywhere
         size = max(1, READ_NUMBERS // (len(self.members) * x.shape[-1]))
         if x.shape[1] <= size:

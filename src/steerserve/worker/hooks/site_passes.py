@@ -95,7 +95,7 @@ class SitePasses:
         """Count from 0 what the coming pass by the tables does."""
         for _, attachment in self._plan.by_table:
             _table(attachment).steered.zero_()
-        self.calls.begin()
+        self.calls.forget_made()
         self._readings = Readings()
 
     def has_steered(self) -> bool:
@@ -138,13 +138,13 @@ class SitePasses:
         return Moved(added, None)
 
     def _called(self, place: Place, value: Tensor) -> Called:
-        def made(tensor: Tensor, changed: Callable[[Change], Tensor]) -> Tensor:
+        def make_value(tensor: Tensor, changed: Callable[[Change], Tensor]) -> Tensor:
             # at a replay, the rows are others than when the pass was recorded
             return self.calls.at(
                 place.name, value, tensor, lambda: self._work(place, value, changed)
             )
 
-        return Called(made)
+        return Called(make_value)
 
     def _work(
         self, place: Place, value: Tensor, changed: Callable[[Change], Tensor]

@@ -195,10 +195,10 @@ class SensedRow(RowPart):
     def resume(self, length: int, notes: object) -> None:
         self._reader.sensing.flush()  # the firings of the last positions belong to the notes too
         for fires in list(cast("Sequence[Fires]", notes)):
-            self.take(fires.where(fires.positions < length))
+            self.take_firings(fires.where(fires.positions < length))
         self.read = length
 
-    def take(self, fires: Fires) -> list[int]:
+    def take_firings(self, fires: Fires) -> list[int]:
         """Take the firings of the next positions. Returns the positions of events."""
         if self.row.may_reuse:
             self.trace.append(fires)

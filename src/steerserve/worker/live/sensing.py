@@ -240,7 +240,7 @@ class Sensing(LiveReader):
         ends = np.searchsorted(owner[places], np.arange(len(rows) + 1)).tolist()
         for row, low, high in zip(rows, ends, ends[1:], strict=False):
             if low < high:
-                hot = row.take(fires.part(low, high))
+                hot = row.take_firings(fires.part(low, high))
                 at = {int(position[p]): p for p in set(places[low:high].tolist())} if hot else {}
                 self._count_active(row, {p: at[p] for p in hot}, values)
 

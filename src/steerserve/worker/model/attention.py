@@ -95,7 +95,7 @@ class PartedAttention:
 
         return self.cut(between), None
 
-    def begin(self, make: Callable[[], Masks]) -> None:
+    def set_masks(self, make: Callable[[], Masks]) -> None:
         """The decode passes that follow have the masks that `make` makes. Compiled passes never read them."""
         self._make, self._masks = make, None
 
@@ -140,7 +140,7 @@ class PartedAttention:
             keys, values = part.shelf.keys[layer], part.shelf.values[layer]
             if part.count < keys.shape[0]:
                 keys, values = keys[: part.count], values[: part.count]
-            rows = _spread(part.of(query), part)
+            rows = _spread(part.own_rows(query), part)
             if is_plain:
                 out = _attended(
                     rows, keys, values, mask, cast("float | None", kwargs.get("scaling"))

@@ -80,7 +80,7 @@ class SaeRoom:
         """Bytes that the KV cache may still take, on all devices."""
         return sum(self.kv_reserves.values())
 
-    def check(self, device: torch.device, size: int) -> None:
+    def check_free(self, device: torch.device, size: int) -> None:
         """Check that an SAE of `size` bytes leaves the reserved memory of the device free.
 
         Raises:

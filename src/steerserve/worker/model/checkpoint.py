@@ -243,7 +243,7 @@ class Checkpoint(Transformer):
         cache.begin_decode(slots, positions, self.device)
         if self.attention is not None:
             parts = cache.parts
-            self.attention.begin(
+            self.attention.set_masks(
                 lambda: attention.part_masks(parts, self.kinds, self.window, self._added)
             )
 

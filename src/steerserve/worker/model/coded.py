@@ -141,7 +141,7 @@ class CodedWeight(memory.Native):
         return self  # the struct points to these panels
 
     @classmethod
-    def of(cls, codes: Codes, dtype: torch.dtype) -> CodedWeight | None:
+    def pack(cls, codes: Codes, dtype: torch.dtype) -> CodedWeight | None:
         """The weight in this layout, for rows of this dtype; None where there is no compiled product for it."""
         kernels = native.kernels()
         width, size = codes.codes.shape

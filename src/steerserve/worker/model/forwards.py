@@ -79,7 +79,7 @@ class _Angles:
     embeddings: object = None
     made: tuple[Tensor, ...] = ()
 
-    def of(self, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def cosines_and_sines(self, embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """The cosines and the sines [rows or 1, T, 1, 2, half] of a pass."""
         if self.embeddings is not embeddings:
             cosines, sines = (t.view(*t.shape[:2], 1, 2, -1) for t in embeddings)
@@ -360,7 +360,7 @@ def _projected(
     """The rotated queries and keys, and the values, [rows, heads, T, dim] each."""
     layers = self.q_proj, self.k_proj, self.v_proj
     shape = *hidden.shape[:2], -1, self.head_dim
-    cosines, sines = self.angles.of(embeddings)
+    cosines, sines = self.angles.cosines_and_sines(embeddings)
     has_norms = hasattr(self, "q_norm")
     joined = None if has_norms else together(layers, hidden)
     if joined is None:
@@ -522,7 +522,7 @@ def _head_norms(self: _Attention, dtype: torch.dtype) -> _HeadNorms | None:
             return None
         if norm.weight.dtype != dtype or norm._forward_hooks or norm._forward_pre_hooks:
             return None
-    return native.Norm.of(norms[0]), native.Norm.of(norms[1])
+    return native.Norm.from_module(norms[0]), native.Norm.from_module(norms[1])
 
 
 def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def _beside(
     others = [*alike[:1], *(cache.open(64) for _ in range(max(counts) - 1))]
     own = _room(cache)
     model.prefill(cache, others[1:2], [prompt[:OTHER]], start=0)
-    held = cache.take(others[1], OTHER)
+    held = cache.copy_tokens(others[1], OTHER)
     if is_in_parts:
         first, *cuts = PARTS[model.width]
         model.prefill(cache, [own], [prompt[:first]], start=0)

@@ -110,7 +110,7 @@ class ShelfPart:
     is_whole: bool
     written: dict[int, Tensor] = field(default_factory=dict)
 
-    def of(self, rows: Tensor) -> Tensor:
+    def own_rows(self, rows: Tensor) -> Tensor:
         """The rows of this part among all rows of the pass."""
         is_all = rows.shape[0] == self.last - self.first
         return rows if is_all else rows[self.first : self.last]
@@ -257,7 +257,7 @@ class KvCache:
         self._shelves.clear()
         self.parts, self.ready = [], {}
 
-    def take(self, slot: CacheSlot, end: int, start: int = 0) -> Held:
+    def copy_tokens(self, slot: CacheSlot, end: int, start: int = 0) -> Held:
         """A copy of a row's tokens at the positions [start, end)."""
         shelf = self._shelves[slot.capacity]
         return {
@@ -347,7 +347,7 @@ class KvCache:
             shelf = part.shelf
             shelf.make(layer, keys, values)
             for held, new in ((shelf.keys[layer], keys), (shelf.values[layer], values)):
-                rows = part.of(new)
+                rows = part.own_rows(new)
                 width = new.shape[-1]
                 targets = part.targets(new.shape[1]).to(new.device)
                 held.view(-1, width).index_copy_(0, targets, rows.reshape(-1, width))

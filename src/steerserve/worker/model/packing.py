@@ -75,7 +75,7 @@ class HalfWeight(memory.Native):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, weight: Tensor, *, is_exact: bool = False) -> HalfWeight | None:
+    def pack(cls, weight: Tensor, *, is_exact: bool = False) -> HalfWeight | None:
         """The weight [out, in] in this layout; None where a number of it is not finite, or, with `is_exact`, where
         float16 has no room for one of its numbers."""
         largest = weight.abs().amax().float()[None]
@@ -138,7 +138,7 @@ class PanelWeight(memory.Native):
         return self  # the struct points to these panels
 
     @classmethod
-    def of(cls, weight: Tensor) -> PanelWeight | None:
+    def pack(cls, weight: Tensor) -> PanelWeight | None:
         """The weight [out, in] in this layout; None where there are no compiled kernels for it."""
         kernels = native.kernels()
         panels = kernels.panels(weight) if kernels is not None else None
@@ -163,7 +163,7 @@ class PanelWeight(memory.Native):
 
 def _half(weight: Tensor, *, is_exact: bool = False) -> HalfWeight | PanelWeight | None:
     """A weight for rows of its own dtype, in the layout of the kernels for half precision."""
-    return PanelWeight.of(weight) or HalfWeight.of(weight, is_exact=is_exact)
+    return PanelWeight.pack(weight) or HalfWeight.pack(weight, is_exact=is_exact)
 
 
 NativeWeight = HalfWeight | PanelWeight | CodedWeight
@@ -245,11 +245,11 @@ def laid_out(weight: Tensor, rows: torch.dtype) -> Packed | None:
     if weight.device.type != "cpu":
         return None
     if weight.dtype == rows and _has_kernels(rows):
-        half = HalfWeight.of(weight, is_exact=True) if _reads_half_faster(rows) else None
+        half = HalfWeight.pack(weight, is_exact=True) if _reads_half_faster(rows) else None
         return half or cast(Tensor, _lay_out(weight, None))
     if not _is_half(weight.dtype):
         return None
-    return _half(weight) if weight.dtype == rows else HalfWeight.of(weight)
+    return _half(weight) if weight.dtype == rows else HalfWeight.pack(weight)
 
 
 def together(layers: Sequence[Any], rows: Tensor) -> Tensor | None:
@@ -295,7 +295,7 @@ def pack_head(model: PreTrainedModel, dtype: torch.dtype, free: Callable[[], int
     if is_shared and head.weight.numel() * _TIED_SHARE > free():
         return False
     codes = Codes.rounded(head.weight.data)
-    weight = CodedWeight.of(codes, dtype) if codes is not None else None
+    weight = CodedWeight.pack(codes, dtype) if codes is not None else None
     if weight is None:
         return False
     _hold(head, weight, dtype)
@@ -361,7 +361,7 @@ def _pack_joint_codes(layers: Sequence[object], dtype: torch.dtype) -> int:
     if len(codes) < len(layers) or len(biases) not in (0, len(layers)):
         return 0
     joined = Codes.joined(codes)
-    weight = CodedWeight.of(joined, dtype) if joined is not None else None
+    weight = CodedWeight.pack(joined, dtype) if joined is not None else None
     if weight is None:
         return 0
     sizes = [layer.out_features for layer in linear]

@@ -22,10 +22,10 @@ from steerserve.worker.model.kv import KvCache
 
 
 class PassPiece(Protocol):
-    """A part of a pass. The tensors that the calls between `begin` and `end` make are the same tensors at each replay,
-    with other values. A first recording does not compute these values."""
+    """A part of a pass. The tensors that the calls between `begin_recording` and `end` make are the same tensors at
+    each replay, with other values. A first recording does not compute these values."""
 
-    def begin(self) -> None: ...
+    def begin_recording(self) -> None: ...
 
     def end(self) -> None: ...
 
@@ -82,16 +82,16 @@ def record(
     positions overwrites them."""
     made = RecordedPass()
 
-    def begin() -> None:
+    def begin_piece() -> None:
         piece = recorder.piece()
-        piece.begin()
+        piece.begin_recording()
         made.pieces.append(piece)
 
     def cut(call: Between, like: Tensor | None = None) -> Tensor:
         made.pieces[-1].end()
         out = (call(cache) if like is None else like).clone()
         made.between.append((call, out))
-        begin()
+        begin_piece()
         return out
 
     with recorder.recording():
@@ -99,7 +99,7 @@ def record(
         try:
             attention.cut = sites.cut = cut
             cache.is_recorded = True
-            begin()
+            begin_piece()
             made.logits = forward()
         except BaseException:
             with suppress(Exception):
@@ -157,7 +157,7 @@ class _CardGraph:
         self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
 
-    def begin(self) -> None:
+    def begin_recording(self) -> None:
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> None:

@@ -199,7 +199,7 @@ class LogitDifference:
         self.against = against
         self._model = unembedding
 
-    def of(self, logits: Tensor) -> float:
+    def compute(self, logits: Tensor) -> float:
         """The difference in logits [vocabulary]."""
         other = logits.mean() if self.against is None else logits[self.against]
         return float(logits[self.target] - other)

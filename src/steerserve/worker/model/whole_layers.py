@@ -309,7 +309,7 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
         [held for held in hooks if id(held) not in at_cuts],
         attention.layer_idx,
         native.Layer(
-            **{place: native.Norm.of(norm) for place, norm in norms.items()},
+            **{place: native.Norm.from_module(norm) for place, norm in norms.items()},
             **dict(zip(_PRODUCTS, products, strict=True)),
             heads=shared * attention.num_key_value_groups,
             shared=shared,

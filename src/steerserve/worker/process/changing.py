@@ -37,7 +37,7 @@ def change(loaded: LoadedModel, state: State, difference: Difference) -> dict[st
         if difference.is_sensed:
             loaded.sensing.arm(state.cluster, state.circuits, saes)
         if difference.is_steered:
-            saes.check(state.steering.edits)
+            saes.prepare_edits(state.steering.edits)
         undo.pop_all()
     if difference.is_monitored:
         loaded.monitor.watch(target, wanted.contexts if wanted is not None else 0)

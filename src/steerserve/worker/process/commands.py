@@ -113,7 +113,7 @@ class Commands:
             self.loaded.batch.live_waits = self._live_waits
         if isinstance(self.loaded, LoadedModel) and self.loaded.graphs is not None:
             self.loaded.graphs.on_change = lambda state: self._send(m.GraphsChanged(state))
-        self.threads.begin(_threads(self.loaded, most))
+        self.threads.set_threads(_threads(self.loaded, most))
         return self.loaded.facts(command)
 
     def measure(self, command: m.Measure) -> m.Measured:

@@ -101,7 +101,7 @@ class LoadedModel:
         return _measured(self.model, self.batch.cache_tensors(), self.saes.held_memory())
 
     def _check_room(self, device: torch.device, size: int) -> None:
-        self.room.check(device, size)
+        self.room.check_free(device, size)
 
     def facts(self, command: m.Load) -> m.Loaded:
         """The facts that the control plane gets about the model."""

@@ -39,7 +39,7 @@ class ThreadCount:
         self._threads = Threads(1, (1,))
         self._since: tuple[float, float, float] | None = None
 
-    def begin(self, threads: Threads) -> None:
+    def set_threads(self, threads: Threads) -> None:
         """Compute with these threads from now on."""
         self._threads = threads
         self._since = None

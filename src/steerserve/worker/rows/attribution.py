@@ -88,10 +88,10 @@ class Attribution(StateReading):
             features,
             len(active),
             float(contributions.sum(dtype=torch.float64)),
-            self._difference.of(own),
+            self._difference.compute(own),
             None
             if self._unembedding.softcap is None
-            else self._difference.of(self._unembedding.uncapped(stream)[0]),
+            else self._difference.compute(self._unembedding.uncapped(stream)[0]),
         )
 
     def _contributions(self, value: Tensor, stream: Tensor, active: Tensor) -> Tensor:

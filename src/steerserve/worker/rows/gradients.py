@@ -192,7 +192,7 @@ class GradientAttribution(StateReading):
         difference = self._difference
         uncapped = None
         if self._unembedding.softcap is not None:
-            uncapped = difference.of(self._unembedding.uncapped(self._last)[0])
+            uncapped = difference.compute(self._unembedding.uncapped(self._last)[0])
         return Attributed(
             row.request,
             row.choice,
@@ -203,7 +203,7 @@ class GradientAttribution(StateReading):
             listed,
             len(features),
             float(contributions.sum(dtype=torch.float64)),
-            difference.of(self.logits.float()),
+            difference.compute(self.logits.float()),
             uncapped,
             self._method,
             effect,

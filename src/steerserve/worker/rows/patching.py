@@ -177,12 +177,12 @@ class Patching(StateReading):
         """The metric with each patch."""
         found = [0.0] * len(wanted)
 
-        def take(places: Sequence[int], logits: Tensor) -> None:
+        def take_values(places: Sequence[int], logits: Tensor) -> None:
             for at, value in zip(places, measure.read(logits), strict=True):
                 found[at] = value
 
         if wanted:
-            yield from runs.patched(wanted, take)
+            yield from runs.patched(wanted, take_values)
         return found
 
     def _writing(

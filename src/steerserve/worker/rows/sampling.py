@@ -48,12 +48,12 @@ class Sampler:
         self._drawn.append(self._ahead.pop())
         return self._drawn[-1]
 
-    def begin(self) -> None:
+    def begin_draw(self) -> None:
         """A token is about to be drawn."""
         self._drawn.clear()
 
     def undo(self) -> None:
-        """No token was drawn: the random numbers since `begin` come again."""
+        """No token was drawn: the random numbers since `begin_draw` come again."""
         self._ahead += self._drawn[::-1]
         self._drawn.clear()
 

@@ -47,8 +47,8 @@ class RowSteering:
     """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
 
     With `counted`, it is counted where the edits of the row act; `counted` has the edits among the values that the plan
-    adds, and `begin` gets all others that the row has at its start. The projections on the directions `watched`, those
-    that the row's parts read, are read in each pass, at the last position of the row.
+    adds, and `list_edits` gets all others that the row has at its start. The projections on the directions `watched`,
+    those that the row's parts read, are read in each pass, at the last position of the row.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RowSteering:
         self.counted = counted
         self._listed: dict[Edit, int] = {}
         self._same: dict[Edit, int] = {}
-        self.begin(())
+        self.list_edits(())
         self.watched: Sequence[Direction] = ()
         self._seen: dict[Direction, float] = {}
         self.epoch = 0
@@ -86,7 +86,7 @@ class RowSteering:
         """The number of tokens of the prompt."""
         return len(self._prompt)
 
-    def check(self) -> None:
+    def check_positions(self) -> None:
         """Check that the prompt has the positions that the request itself names.
 
         Raises:
@@ -288,7 +288,7 @@ class RowSteering:
 
     # ------------------------------------------------------------- what acted
 
-    def begin(self, edits: Sequence[Edit]) -> None:
+    def list_edits(self, edits: Sequence[Edit]) -> None:
         """The row has these edits at its start, beside those among the values that are added."""
         listed = (*(self.counted or ()), *edits)
         self._listed = {edit: edit.number for edit in listed}

@@ -44,7 +44,7 @@ class GateWeights:
     def to(self, device: torch.device) -> GateWeights:
         return GateWeights(self.b_gate.to(device), self.b_mag.to(device), self.r_mag.to(device))
 
-    def of(self, features: Tensor) -> GateWeights:
+    def select_features(self, features: Tensor) -> GateWeights:
         """The parameters of the features with these indices."""
         return GateWeights(self.b_gate[features], self.b_mag[features], self.r_mag[features])
 
@@ -251,7 +251,7 @@ class Sae:
             b_enc=self.b_enc[index],
             W_dec=self.W_dec[index.to(self.W_dec.device)].float(),
             threshold=None if self.threshold is None else self.threshold[index],
-            gate=None if self.gate is None else self.gate.of(index),
+            gate=None if self.gate is None else self.gate.select_features(index),
             packed=None,
         )
         return part._with_norms(norms[index.to(norms.device)] for norms in self._norms)

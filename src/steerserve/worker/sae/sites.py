@@ -299,7 +299,7 @@ class AttentionSite(Site):
             seen.append(self.name)
             return self._heads_changed(edit, heads)
 
-        def check(_: nn.Module, __: object, out: Any) -> None:
+        def check_seen(_: nn.Module, __: object, out: Any) -> None:
             if out is not None and not seen:  # None after an error in the module
                 raise RuntimeError(f"the attention at {self.path} has not shown its {self.name}")
             seen.clear()
@@ -312,7 +312,7 @@ class AttentionSite(Site):
             ),
             with_kwargs=True,
         )
-        checked = _Both(cached, self.module.register_forward_hook(check, always_call=True))
+        checked = _Both(cached, self.module.register_forward_hook(check_seen, always_call=True))
         if self.name != Q:
             return checked
         noted = self._opened(lambda module: Operands(module, self.query_heads, change))
@@ -337,7 +337,7 @@ class AttentionSite(Site):
         """Open what notes the operands in each call of the module, and `read` it after a call without an error."""
         opened: list[Operands] = []
 
-        def begin(module: nn.Module, *_: object) -> None:
+        def open_operands(module: nn.Module, *_: object) -> None:
             opened.append(make(module))
             opened[-1].__enter__()
 
@@ -352,7 +352,7 @@ class AttentionSite(Site):
                 read(operands, kv_cache_in((*args, *kwargs.values())))
 
         return _Both(
-            self.module.register_forward_pre_hook(begin),
+            self.module.register_forward_pre_hook(open_operands),
             self.module.register_forward_hook(
                 end, with_kwargs=True, always_call=True, prepend=True
             ),

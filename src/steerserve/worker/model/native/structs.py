@@ -17,7 +17,7 @@ class Norm(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, norm: Any) -> Norm:
+    def from_module(cls, norm: Any) -> Norm:
         """The norm of a module with a weight [width], a constant and a shift. The weight must stay."""
         return cls(norm.weight.data_ptr(), norm.constant, norm.shift)
 
