@@ -30,6 +30,7 @@ from steerserve.control.sensing import recorder, sensor
 from steerserve.logs import setup as log
 from steerserve.messages.state import Steering
 from tests import backend as backends
+from tests.architectures import leave_others_for_long_runs
 from tests.circuits import attach, detach
 from tests.resident import engine_of
 from tests.service import Running, add_sae, load_demo, running
@@ -114,9 +115,11 @@ LONG = [
 a run end together."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     backends.leave_out(config, items)
     backends.give_time(config, items)
+    leave_others_for_long_runs(items)
     items.sort(key=_place)
 
 

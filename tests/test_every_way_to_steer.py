@@ -488,6 +488,7 @@ def test_the_own_hook_moves_the_text(own: OwnHook) -> None:
     assert own.text(VALUE) != own.text(0)
 
 
+@pytest.mark.slow
 def test_in_every_state_every_way_steers_as_it_says(place: Place, own: OwnHook) -> None:
     for steps in STATES.values():
         for step in steps:
@@ -495,6 +496,7 @@ def test_in_every_state_every_way_steers_as_it_says(place: Place, own: OwnHook) 
         check_every_way(place.live, own)
 
 
+@pytest.mark.slow
 @pytest.mark.local("starts replicas on a cluster of its own")
 def test_on_every_replica_every_way_steers_as_it_says(replicated: Place, own: OwnHook) -> None:
     for steps in REPLICAS.values():

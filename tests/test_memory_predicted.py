@@ -34,7 +34,8 @@ NARROW = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("precision", [pytest.param("FP16", marks=pytest.mark.slow), "Q4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["FP16", "Q4"])
 def test_a_model_takes_what_was_predicted(precision: str, tmp_path: Path) -> None:
     folders = [
         models.sized("tiny", tmp_path / "tiny", tokens=512),

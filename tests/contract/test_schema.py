@@ -553,6 +553,7 @@ def _drop_bounds(part: Any) -> None:
 
 
 @pytest.mark.shows("endpoints.1", "envelope.1", "envelope.2", "envelope.3")
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @quick.parametrize()
 @FEW

@@ -22,6 +22,8 @@ from tests.doubles import World
 from tests.net.rows.cutting import Cut
 from tests.waiting import soon, turns, until
 
+pytestmark = pytest.mark.slow
+
 LATE_STEP = 3
 """Of how many suspensions one is cut late."""
 

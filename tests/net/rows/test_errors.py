@@ -39,6 +39,8 @@ from tests.net.rows.options import (
     tap,
 )
 
+pytestmark = pytest.mark.slow
+
 OTHERS = 20
 SHORT = 2
 ERRORS: Mapping[str, Callable[[], Exception]] = MappingProxyType(

@@ -17,6 +17,8 @@ from tests.net.rows.conftest import Start
 from tests.net.rows.engine import KEY, Answer, Engine, code_of, text_of
 from tests.net.rows.options import SCHEMA, Fields, direction, generate, prompt, tap
 
+pytestmark = pytest.mark.slow
+
 PROMPT = prompt(4, 48)
 TOKENS = 7
 STOP = "tr"

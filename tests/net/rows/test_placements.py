@@ -26,6 +26,8 @@ from tests.net.rows.engine import Answer, Engine, code_of, text_of
 from tests.net.rows.options import LENGTH, OPTIONS, OTHERS, READERS, generate, others
 from tests.worker.tape import Tape
 
+pytestmark = pytest.mark.slow
+
 Answers = dict[str, Answer]
 Placement = Callable[[Start], Answers]
 

@@ -86,6 +86,7 @@ def shared(value: Any) -> Any:
     return [shared(one) for one in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow
 def test_all_figures_of_three_replicas_are_those_of_one_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

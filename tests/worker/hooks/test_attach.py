@@ -55,7 +55,7 @@ class CheckedRoom(SaeRoom):
 
     rule: Callable[[torch.device, int], None] = lambda *_: None
 
-    def check(self, device: torch.device, size: int) -> None:
+    def check_free(self, device: torch.device, size: int) -> None:
         self.rule(device, size)
 
 
