@@ -2,9 +2,10 @@
 
 A plain product lays out its weight again in each call, which takes most of a pass over few rows. The usual kernels are
 those of oneDNN. On processors with AVX-512, their product of two rows or more also gives each row the same bits,
-however many rows and threads take part. oneDNN has no kernels for bfloat16 where the processor has no AVX-512; there
-the compiled kernels of `native` are used (`PanelWeight`). Without a compiler, and for other dtypes, those of FBGEMM
-are used, which hold a weight as float16 numbers and compute in float32 (`HalfWeight`).
+however many rows and threads take part. For bfloat16 the compiled kernels of `native` are used (`PanelWeight`) where
+oneDNN has none, which is without AVX-512, and where they are as fast (AVX512-BF16 without AMX). Without a compiler, and
+for other dtypes, the kernels of FBGEMM take the place of missing ones: they hold a weight as float16 numbers and
+compute in float32 (`HalfWeight`).
 
 Layers that bitsandbytes holds in 8 or 4 bits are packed where the compiled product is there (`coded.py`). Other
 quantized layers are never packed.
@@ -121,7 +122,7 @@ class PanelWeight(memory.Native):
     """A weight [out, in] in bfloat16, in the layout of the compiled kernels.
 
     Attributes:
-        panels: bfloat16 [panels, in, 8, 2], as `Kernels.panels` makes them.
+        panels: bfloat16 [panels, in / 2, 16, 2], as `Kernels.panels` makes them.
         width: the number of outputs.
         kernels: the compiled kernels.
         struct: what the compiled functions read, without a bias.
@@ -157,13 +158,17 @@ class PanelWeight(memory.Native):
 
     def to_dense(self) -> Tensor:
         """The weight [out, in] in its usual layout and dtype."""
-        whole = self.panels.permute(0, 3, 2, 1).reshape(-1, self.panels.shape[1])
+        whole = self.panels.transpose(1, 2).reshape(-1, int(self.struct.size))
         return whole[: self.width].clone()
 
 
-def _half(weight: Tensor, *, is_exact: bool = False) -> HalfWeight | PanelWeight | None:
-    """A weight for rows of its own dtype, in the layout of the kernels for half precision."""
-    return PanelWeight.pack(weight) or HalfWeight.pack(weight, is_exact=is_exact)
+def _pack_otherwise(weight: Tensor) -> HalfWeight | PanelWeight | None:
+    """A weight for rows of its own dtype, in a layout other than that of oneDNN; None where there is none, and where a
+    number of it would change although oneDNN multiplies it as it is."""
+    panels = PanelWeight.pack(weight)
+    if panels is not None or (weight.dtype == torch.bfloat16 and _has_kernels(torch.bfloat16)):
+        return panels
+    return HalfWeight.pack(weight, is_exact=_has_kernels(weight.dtype))
 
 
 NativeWeight = HalfWeight | PanelWeight | CodedWeight
@@ -244,12 +249,12 @@ def laid_out(weight: Tensor, rows: torch.dtype) -> Packed | None:
     is not on the host, or where there are no such kernels."""
     if weight.device.type != "cpu":
         return None
-    if weight.dtype == rows and _has_kernels(rows):
-        half = HalfWeight.pack(weight, is_exact=True) if _reads_half_faster(rows) else None
-        return half or cast(Tensor, _lay_out(weight, None))
-    if not _is_half(weight.dtype):
-        return None
-    return _half(weight) if weight.dtype == rows else HalfWeight.pack(weight)
+    if weight.dtype != rows:
+        return HalfWeight.pack(weight) if _is_half(weight.dtype) else None
+    held = _pack_otherwise(weight) if _may_pack_otherwise(rows) else None
+    if held is None and _has_kernels(rows):
+        return cast(Tensor, _lay_out(weight, None))
+    return held
 
 
 def together(layers: Sequence[Any], rows: Tensor) -> Tensor | None:
@@ -334,16 +339,16 @@ def native_weights(model: nn.Module) -> Iterator[NativeWeight]:
 
 
 def _pack_joint(layers: Sequence[object]) -> int:
-    """Pack layers that read the same rows as one `HalfWeight`, where all of them can be; return how many were."""
+    """Pack layers that read the same rows as one weight, where all of them can be; return how many were."""
     linear = [layer for layer in layers if isinstance(layer, nn.Linear) and _may_pack(layer)]
     weights = [layer.weight.data for layer in linear]
     biases: list[Tensor] = [layer.bias for layer in linear if layer.bias is not None]
     if len(linear) < len(layers) or len(biases) not in (0, len(layers)):
         return 0
     dtype = weights[0].dtype
-    if _has_kernels(dtype) and not _reads_half_faster(dtype):
+    if not _may_pack_otherwise(dtype):
         return 0
-    weight = _half(torch.cat(weights), is_exact=_has_kernels(dtype))
+    weight = _pack_otherwise(torch.cat(weights))
     if weight is None:
         return 0
     sizes = [layer.out_features for layer in linear]
@@ -400,6 +405,23 @@ def _has_kernels(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
+
+
+def _may_pack_otherwise(dtype: torch.dtype) -> bool:
+    """Whether a weight of this dtype is held in another layout than that of oneDNN, where it has one."""
+    if not _has_kernels(dtype):
+        return _is_half(dtype)
+    return _adds_pairs() if dtype == torch.bfloat16 else _reads_half_faster(dtype)
+
+
+def _adds_pairs() -> bool:
+    """Whether the compiled functions multiply rows of bfloat16 by the processor's own instructions, as oneDNN does.
+    Then a pass over many rows takes as long as with oneDNN, and one over a few rows, which runs whole layers in
+    compiled calls, is faster. Matrix tiles (AMX) are used by oneDNN alone."""
+    kernels = native.kernels()
+    return (
+        kernels is not None and kernels.has_pairs and not torch.cpu.get_capabilities()["amx_bf16"]
+    )
 
 
 def _is_half(dtype: torch.dtype) -> bool:

@@ -99,21 +99,23 @@ class Kernels:
         self._attend, self._attend_prompts = map(functions, ("attend", "attend_prompts"))
         self._run_layer = function("run_layer", "_half")
         self._draw, self._figures = map(function, ("draw", "figures"))
+        self.has_pairs = bool(library.has_pairs())
+        """Whether the processor adds two products of bfloat16 numbers at once (AVX512-BF16)."""
 
     def __deepcopy__(self, _: object) -> Kernels:
         return self
 
     def panels(self, weight: Tensor) -> Tensor | None:
-        """A weight [out, in] in bfloat16 as `multiply` reads it, [panels, in, 8, 2]; None where `in` has another size.
-        A panel has 16 outputs, the numbers of the first 8 each beside those of the last 8. Outputs that are missing in
-        the last panel are 0."""
+        """A weight [out, in] in bfloat16 as `multiply` reads it, [panels, in / 2, 16, 2]; None where `in` has another
+        size. A panel has 16 outputs, and two numbers of an output lie together. Outputs that are missing in the last
+        panel are 0."""
         width, size = weight.shape
         if weight.dtype != torch.bfloat16 or size % _LANES:
             return None
         count = -(-width // _PANEL)
         whole = weight.new_zeros(count * _PANEL, size)
         whole[:width] = weight
-        return whole.view(count, 2, _LANES, size).permute(0, 3, 2, 1).contiguous()
+        return whole.view(count, _PANEL, size // 2, 2).transpose(1, 2).contiguous()
 
     def multiply(self, rows: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """Rows [..., in] in bfloat16 or float32 times a weight, plus the bias, [..., width] in the dtype of the rows.

@@ -81,19 +81,22 @@ inline void multiply_residual(const Pass& pass, const Weight& by, const Norm<bfl
     });
 }
 
-// Puts rows of `size` numbers, one of which begins every `step` numbers, where they are multiplied.
-inline void spread_shared(const Pass& pass, const bfloat16* rows, int64_t size, int64_t step, const Team::Turn& turn) {
+// Puts rows, one of which begins every `step` numbers, where they are multiplied with a weight.
+inline void spread_shared(const Pass& pass, const bfloat16* rows, const Weight& by, int64_t step,
+                          const Team::Turn& turn) {
     Team::own().share(turn, pass.count, [&](int64_t row) {
-        spread(rows + row * step, size, lane(pass.wide, row, pass.count, size), 0);
+        spread(rows + row * step, by.size, lane(pass.wide, row, pass.count, by.size), 0, by);
     });
 }
 
-inline void normalise_shared(const Pass& pass, const bfloat16* rows, const Norm<bfloat16>& norm, int64_t width,
+// Normalises rows, and puts them where they are multiplied with a weight.
+inline void normalise_shared(const Pass& pass, const bfloat16* rows, const Norm<bfloat16>& norm, const Weight& by,
                              const Team::Turn& turn) {
+    const int64_t width = by.size;
     Team::own().share(turn, pass.count, [&](int64_t row) {
         bfloat16* normalised = pass.normalised + row * width;
         normalise(rows + row * width, norm, normalised, width);
-        spread(normalised, width, lane(pass.wide, row, pass.count, width), 0);
+        spread(normalised, width, lane(pass.wide, row, pass.count, width), 0, by);
     });
 }
 
@@ -118,7 +121,7 @@ inline void attend_shared(const Layer& layer, const Pass& pass, const Team::Turn
                               layer.cap, layer.of_queries, layer.of_keys, nullptr},
                              row - part->first, head);
         }
-        spread(own, size, lane(pass.wide, row, pass.count, width), first);
+        spread(own, size, lane(pass.wide, row, pass.count, width), first, layer.attended);
     });
 }
 
@@ -128,14 +131,14 @@ void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloa
     const Team::Turn turn(threads);
     const int64_t hidden = layer.down.width, width = layer.down.size, heads = layer.attended.size;
     if (steps.have(HEADS)) {
-        normalise_shared(pass, rows, layer.before_attention, hidden, turn);
+        normalise_shared(pass, rows, layer.before_attention, layer.projected, turn);
         multiply_shared(pass, layer.projected, nullptr, pass.products, turn);
         attend_shared(layer, pass, turn);
     }
-    if (steps.first == ATTENDED) spread_shared(pass, pass.heads, heads, heads, turn);
+    if (steps.first == ATTENDED) spread_shared(pass, pass.heads, layer.attended, heads, turn);
     multiply_residual(pass, layer.attended, layer.after_attention, rows, pass.middle, steps, ATTENDED, turn);
-    if (steps.have(MLP_INPUT)) normalise_shared(pass, pass.middle, layer.before_mlp, hidden, turn);
-    if (steps.first == NEURONS) spread_shared(pass, pass.normalised, hidden, hidden, turn);
+    if (steps.have(MLP_INPUT)) normalise_shared(pass, pass.middle, layer.before_mlp, layer.gated, turn);
+    if (steps.first == NEURONS) spread_shared(pass, pass.normalised, layer.gated, hidden, turn);
     if (steps.have(NEURONS)) {
         multiply_shared(pass, layer.gated, nullptr, pass.products, turn);
         const int64_t size = 32 * LANES, pieces = (width + size - 1) / size;
@@ -144,11 +147,11 @@ void run_layer(const Layer& layer, const Pass& pass, const bfloat16* rows, bfloa
             bfloat16 found[size], *gates = pass.products + row * 2 * width + first;
             const int64_t own = count < size ? count : size;
             gate(gates, gates + width, found, own, layer.activation);
-            spread(found, own, lane(pass.wide, row, pass.count, width), first);
+            spread(found, own, lane(pass.wide, row, pass.count, width), first, layer.down);
             if (steps.last == MLP) std::memcpy(gates, found, own * sizeof *found);
         });
     }
-    if (steps.first == MLP) spread_shared(pass, pass.products, width, 2 * width, turn);
+    if (steps.first == MLP) spread_shared(pass, pass.products, layer.down, 2 * width, turn);
     multiply_residual(pass, layer.down, layer.after_mlp, pass.middle, out, steps, MLP, turn);
 }
 

@@ -60,5 +60,6 @@ void peak_single(const void* rows, int64_t step, int64_t count, int64_t size, co
 void draw(const float* weights, int64_t size, void* draws, int64_t count, int threads) {
     draw_all(weights, size, (Draw*)draws, count, threads);
 }
+int has_pairs() { return HAS_PAIRS; }
 void figures(const void* of, int threads) { measure_all(*(const Figures*)of, threads); }
 }

@@ -7,7 +7,7 @@
 namespace {
 
 // Rows [count, in] times a weight, plus its bias where there is one. `wide` has room for the rows as float32: ROWS of
-// them together, number by number.
+// them together, number by number. Rows that are multiplied in pairs lie there as bfloat16, pair by pair.
 template <typename T>
 struct Product {
     const Weight* by;
@@ -84,6 +84,58 @@ ONCE void block(const Product<T>& of, const W& numbers, int64_t row, int64_t pan
     }
     for (int r = 0; r < COUNT; ++r)
         for (int p = 0; p < 2 * PANELS; ++p) finish(of, row + r, panel * PANEL + p * LANES, total[r][p]);
+}
+
+#ifdef __AVX512BF16__
+// As `block`, for rows that lie in pairs. The processor adds the two products of a pair to a sum at once.
+template <int COUNT, int PANELS>
+ONCE void block_of_pairs(const Product<bfloat16>& of, int64_t row, int64_t panel) {
+    const int64_t in = of.by->size, bytes = in / Half::STEP * Half::BYTES;
+    const int32_t* rows = (const int32_t*)(of.wide + row * in);
+    const uint8_t* from = of.by->panels + panel * bytes;
+    __m512 sums[COUNT][PANELS];
+    for (int r = 0; r < COUNT; ++r)
+        for (int p = 0; p < PANELS; ++p) sums[r][p] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < in / 2; ++k, from += Half::BYTES) {
+        __m512bh numbers[PANELS];
+#pragma GCC unroll 2
+        for (int p = 0; p < PANELS; ++p) {
+            if (COUNT <= 2) __builtin_prefetch(from + p * bytes + AHEAD);
+            numbers[p] = (__m512bh)_mm512_loadu_si512(from + p * bytes);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < COUNT; ++r) {
+            const __m512bh pair = (__m512bh)_mm512_set1_epi32(rows[k * COUNT + r]);
+#pragma GCC unroll 2
+            for (int p = 0; p < PANELS; ++p) sums[r][p] = _mm512_dpbf16_ps(sums[r][p], numbers[p], pair);
+        }
+    }
+    for (int r = 0; r < COUNT; ++r)
+        for (int p = 0; p < PANELS; ++p) {
+            float found[PANEL];
+            _mm512_storeu_ps(found, sums[r][p]);
+            for (int n = 0; n < PANEL; n += LANES) finish(of, row + r, (panel + p) * PANEL + n, load(found + n));
+        }
+}
+
+template <int PANELS>
+void multiply_pairs(const Product<bfloat16>& of, int64_t panel) {
+    int64_t row = 0;
+    for (; row + ROWS <= of.count; row += ROWS) block_of_pairs<ROWS, PANELS>(of, row, panel);
+    switch (of.count - row) {
+        case 5: block_of_pairs<5, PANELS>(of, row, panel); break;
+        case 4: block_of_pairs<4, PANELS>(of, row, panel); break;
+        case 3: block_of_pairs<3, PANELS>(of, row, panel); break;
+        case 2: block_of_pairs<2, PANELS>(of, row, panel); break;
+        case 1: block_of_pairs<1, PANELS>(of, row, panel); break;
+    }
+}
+#endif
+
+// Whether rows of this type are multiplied with a weight in pairs.
+template <typename T>
+inline bool are_paired(const Weight& by) {
+    return HAS_PAIRS && sizeof(T) == sizeof(bfloat16) && !by.scales;
 }
 
 const int64_t DEPTH = 64;  // numbers of `in` that are widened at once for several rows
@@ -182,10 +234,16 @@ inline Lane lane(float* wide, int64_t row, int64_t count, int64_t in) {
     return {wide + first * in + row - first, size};
 }
 
-// Writes numbers of a row, from the one at `first` on, where they are multiplied.
+// Writes numbers of a row, from the one at `first` on, where they are multiplied with a weight.
 template <typename T>
-inline void spread(const T* from, int64_t size, Lane to, int64_t first) {
-    if (to.step == 1)
+inline void spread(const T* from, int64_t size, Lane to, int64_t first, const Weight& by) {
+    if (are_paired<T>(by)) {
+        float* pairs = to.first + first / 2 * to.step;
+        if (to.step == 1)
+            std::memcpy(pairs, from, size * sizeof *from);
+        else
+            for (int64_t k = 0; k < size; k += 2) std::memcpy(pairs + k / 2 * to.step, from + k, sizeof *pairs);
+    } else if (to.step == 1)
         widen(from, size, to.first + first);
     else
         for (int64_t k = 0; k < size; k += LANES) {
@@ -203,6 +261,15 @@ template <typename T>
 inline void multiply_chunk(const Product<T>& of, int64_t chunk) {
     const int64_t all = (of.by->width + PANEL - 1) / PANEL, first = chunk * CHUNK;
     const int64_t last = first + CHUNK < all ? first + CHUNK : all;
+#ifdef __AVX512BF16__
+    if constexpr (sizeof(T) == sizeof(bfloat16))
+        if (are_paired<T>(*of.by)) {
+            int64_t panel = first;
+            for (; panel + 1 < last; panel += 2) multiply_pairs<2>(of, panel);
+            if (panel < last) multiply_pairs<1>(of, panel);
+            return;
+        }
+#endif
     if (!of.by->scales)
         multiply_panels<Half>(of, first, last);
     else if (!of.by->table)
@@ -214,7 +281,9 @@ inline void multiply_chunk(const Product<T>& of, int64_t chunk) {
 template <typename T>
 void multiply_all(const Product<T>& of, int threads) {
     const int64_t in = of.by->size, count = chunks(of.by->width);
-    const auto spread_row = [&](int64_t row) { spread(of.rows + row * in, in, lane(of.wide, row, of.count, in), 0); };
+    const auto spread_row = [&](int64_t row) {
+        spread(of.rows + row * in, in, lane(of.wide, row, of.count, in), 0, *of.by);
+    };
     if (of.count <= FEW) {
         const Team::Turn turn(threads);
         Team::own().share(turn, of.count, spread_row);

@@ -16,20 +16,29 @@ struct Weight {
     int64_t size, width, each;
 };
 
-// Numbers of bfloat16: those of the first half of a panel, each beside one of the second half.
+// Numbers of bfloat16, for two numbers of `in` at a time: those of an output lie together.
 struct Half {
-    static const int STEP = 1, BYTES = 2 * PANEL, PARTS = 1;
+    static const int STEP = 2, BYTES = 4 * PANEL, PARTS = 1;
     static const bool HAS_SCALES = false;
     explicit Half(const uint8_t*) {}
 
     template <int>
     void widen(const uint8_t* from, floats* own) const {
-        words both;
-        std::memcpy(&both, from, sizeof both);
-        own[0] = (floats)(both << 16);
-        own[1] = (floats)(both & 0xffff0000);
+        for (int p = 0; p < 2; ++p) {
+            words both;
+            std::memcpy(&both, from + p * sizeof both, sizeof both);
+            own[p] = (floats)(both << 16);
+            own[2 + p] = (floats)(both & 0xffff0000);
+        }
     }
 };
+
+// Whether the processor adds two products of bfloat16 numbers at once.
+#ifdef __AVX512BF16__
+const bool HAS_PAIRS = true;
+#else
+const bool HAS_PAIRS = false;
+#endif
 
 // Codes of 8 bits, one output after the other.
 struct Eight {
