@@ -236,6 +236,7 @@ def test_a_data_folder_has_one_service_and_is_free_again_after_a_kill(tmp_path: 
         stop_amid_a_stream(served, signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_idle_connections_take_no_file_that_the_service_needs(tmp_path: Path) -> None:
     """A signal lets the stream of this service finish too, and leaves no child."""
     with serving(tmp_path, open_files=256, request_headers_timeout=600) as served:

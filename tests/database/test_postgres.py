@@ -177,7 +177,9 @@ FAULTS: dict[str, tuple[Fault, Fault]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=[pytest.mark.slow] * (name != "cut")) for name in FAULTS]
+)
 async def test_the_database_is_of_use_after_a_fault_of_its_server_or_its_network(
     server: Server, road: tuple[str, Proxy], fault: str
 ) -> None:

@@ -8,7 +8,10 @@ from tests.net.answers.case import Case
 from tests.net.answers.comparing import check, each
 from tests.net.answers.worlds import World
 
-pytestmark = pytest.mark.local("the answers are pinned for engines of this machine")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.local("the answers are pinned for engines of this machine"),
+]
 
 
 @each("gguf", "batching", "recorded", "replicas")

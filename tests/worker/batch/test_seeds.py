@@ -168,7 +168,7 @@ def schedule(model: Checkpoint, number: int, probe: dict[str, Any]) -> Answer:
 
 @pytest.mark.shows("seeds.3")
 @pytest.mark.parametrize("numbers", [range(4)], ids=str)
-@pytest.mark.parametrize("size", [30, 140])
+@pytest.mark.parametrize("size", [pytest.param(30, marks=pytest.mark.slow), 140])
 def test_a_seeded_text_is_its_own_in_every_schedule(
     llama: Checkpoint, numbers: range, size: int
 ) -> None:
