@@ -74,16 +74,18 @@ Angles = Sequence[Tensor]
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
     """A place in a layer, behind this step, where hooks of a module get its input or its output. A hook of an output
-    gets no inputs, because the compiled call does not keep them."""
+    gets no inputs, because the compiled call does not keep them. `hooks` has the hooks of the module that are called
+    here, by their numbers."""
 
     step: Step
     module: nn.Module
     is_input: bool
+    hooks: Mapping[int, Callable[..., Any]]
 
-    @property
-    def hooks(self) -> Mapping[int, Callable[..., Any]]:
-        """The hooks that are called here, by their numbers."""
-        return self.module._forward_pre_hooks if self.is_input else self.module._forward_hooks
+    @classmethod
+    def at(cls, step: Step, module: nn.Module, *, is_input: bool) -> Cut:
+        hooks = module._forward_pre_hooks if is_input else module._forward_hooks
+        return cls(step, module, is_input, hooks)
 
     def hook(self, function: Callable[..., Any]) -> RemovableHandle:
         """Hook the module here."""
@@ -294,7 +296,7 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
         return None
     is_gemma = _is_gemma(layer)
     cuts = [
-        Cut(step, layer.get_submodule(name), is_input)
+        Cut.at(step, layer.get_submodule(name), is_input=is_input)
         for step, (name, is_input) in _CUTS.items()
         if is_gemma or step not in _NORMED
     ]
