@@ -25,6 +25,7 @@ from steerserve.database.documents import Documents
 from steerserve.database.faults import DatabaseFault
 from steerserve.database.tables import metadata
 from steerserve.errors import CannotStart, Refusal
+from steerserve.nouns.registry import own_nouns
 from tests.refusals import refused
 
 MODEL: dict[str, Any] = {"name": "m", "source": "local", "quantization": "FP16"}
@@ -45,6 +46,9 @@ async def made(url: str) -> AsyncIterator[Database]:
     await opened.open()
     yield opened
     await opened.close()
+
+
+own_nouns()  # their tables are declared once they are imported
 
 
 async def test_the_schema_is_made_from_nothing(made: Database) -> None:

@@ -54,3 +54,39 @@ def test_a_change_of_another_program_is_found_after_a_settling(file: SqliteFile)
     file.path.write_bytes(file.path.read_bytes() + b"x")
     assert file.fault() == sqlite_file.OVERWRITTEN
     file.close()
+
+
+def tables(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+
+
+def test_the_log_of_a_replaced_file_is_not_read_into_the_new_one(
+    file: SqliteFile, tmp_path: Path
+) -> None:
+    other, away = tmp_path / "other.db", tmp_path / "away.db"
+    write(file, "one")
+    file.settle()
+    other.write_bytes(file.path.read_bytes())
+    write(file, "two")
+    file.path.rename(away)
+    other.rename(file.path)
+    assert file.fault() == sqlite_file.REPLACED
+    content = file.path.read_bytes()
+    file.close()
+    assert file.path.read_bytes() == content
+    assert tables(file.path) == {"one"}
+    assert tables(away) == {"one", "two"}
+
+
+def test_the_log_that_came_with_another_file_stays(file: SqliteFile, tmp_path: Path) -> None:
+    other = SqliteFile(tmp_path / "other.db", 1000)
+    other.open(may_make=True)
+    write(other, "theirs")
+    for ending in ("", *sqlite_file.LOG_ENDINGS):
+        other.path.with_name(other.path.name + ending).rename(
+            file.path.with_name(file.path.name + ending)
+        )
+    assert file.fault() == sqlite_file.REPLACED
+    file.close()
+    assert tables(file.path) == {"theirs"}

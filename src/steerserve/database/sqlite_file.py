@@ -113,10 +113,15 @@ class SqliteFile:
 
     def close(self) -> None:
         """Close the file, which brings the last changes from SQLite's log into the file. If another program has
-        overwritten the file, the log is emptied instead, because its changes would damage the new content. No other
-        connection of this service may be open."""
+        overwritten the file, the log is emptied instead, because its changes would damage the new content. If another
+        file has taken the place, the changes go into the file that was there, wherever it is now, and the log does not
+        stay beside the new file. No other connection of this service may be open."""
         with self._lock:
-            if self._fault() == OVERWRITTEN:
+            fault = self._fault()
+            if fault == REPLACED and self._has_own_log():
+                with suppress(sqlite3.Error):
+                    self._empty_log()
+            if fault == OVERWRITTEN or (fault == REPLACED and self._has_own_log()):
                 with suppress(OSError):
                     os.truncate(self._log_paths()[0], 0)
             keeper, self._keeper, self._opened = self._keeper, None, None
@@ -226,6 +231,12 @@ class SqliteFile:
         assert self._opened is not None
         assert self._descriptor is not None
         self._opened = replace(self._opened, content=_content(os.fstat(self._descriptor)))
+
+    def _has_own_log(self) -> bool:
+        """Whether the log beside the file is the one that this service has open."""
+        assert self._opened is not None
+        path = self._log_paths()[0]
+        return self._keeper is not None and _place_at(path) == self._opened.log[path]
 
     def _log_paths(self) -> list[Path]:
         return [self.path.with_name(self.path.name + ending) for ending in LOG_ENDINGS]
