@@ -182,12 +182,17 @@ def quiet_between_tests(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def fresh_loggers() -> Iterator[None]:
     """No logger is cached: a cached one would keep the configuration of an earlier service of this process, and
-    `capture_logs` would not see its lines."""
+    `capture_logs` would not see its lines. Tracebacks are plain."""
     configure = structlog.configure
 
     def without_cache(**fields: Any) -> None:
         configure(**fields | {"cache_logger_on_first_use": False})
 
+    # where no service has configured the log, the library would print all local variables beside a traceback, which
+    # takes seconds where these are models
+    *others, _ = structlog.get_config()["processors"]
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    without_cache(processors=[*others, plain])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(structlog, "configure", without_cache)
         yield
