@@ -20,7 +20,7 @@ from tests.fuzz.fuzzer import NICENESS, Fuzzer
 from tests.fuzz.report import Chunk, Liveness
 from tests.fuzz.world import World, opened
 
-WARMING = 0.2
+WARMING = 0.5
 """Share of the requests, of every kind, before memory is read for the first time: what is made once is then made."""
 MIXED = 0.85
 """Share of the requests before the sequences and races."""
