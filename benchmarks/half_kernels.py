@@ -81,6 +81,8 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    if not packing._adds_pairs():
+        raise SystemExit("a service on this processor has one of the two ways alone")
     memory.keep_freed()
     kept = Kept("half-kernels", rounds=ROUNDS)
     for model in MODELS:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-FEW = frozenset({"llama", "gpt2", "gemma3"})
-"""Three that have little in common: rotary positions and grouped heads; learned positions and joint projections; sliding
-windows and norms around each part."""
+FEW = frozenset({"llama", "gpt2", "gemma3", "qwen2", "mamba", "bert"})
+"""Those that have little in common: rotary positions and grouped heads; learned positions and joint projections; sliding
+windows and norms around each part; biases of queries, keys and values; a state in the place of a cache; an encoder."""
 
 
 def leave_others_for_long_runs(items: Iterable[pytest.Item]) -> None:

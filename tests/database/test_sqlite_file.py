@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from steerserve.database import sqlite_file
 from steerserve.database.sqlite_file import SqliteFile
@@ -61,22 +63,78 @@ def tables(path: Path) -> set[str]:
         return {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
 
 
-def test_the_log_of_a_replaced_file_is_not_read_into_the_new_one(
-    file: SqliteFile, tmp_path: Path
-) -> None:
-    other, away = tmp_path / "other.db", tmp_path / "away.db"
+Move = Callable[[SqliteFile, Path], None]
+"""Moves the file to another place, and may put something into its place."""
+
+
+def leave_nothing(file: SqliteFile, away: Path) -> None:
+    file.path.rename(away)
+
+
+def replace(file: SqliteFile, away: Path) -> None:
+    file.path.rename(away)
+    away.with_name("copy.db").rename(file.path)
+
+
+def restore(file: SqliteFile, away: Path) -> None:
+    """As the manual of SQLite has it: the log is deleted before a copy takes the place."""
+    file.path.rename(away)
+    for ending in sqlite_file.LOG_ENDINGS:
+        file.path.with_name(file.path.name + ending).unlink()
+    away.with_name("copy.db").rename(file.path)
+
+
+@pytest.fixture
+def moved(file: SqliteFile, tmp_path: Path) -> Path:
+    """Where the file will be. Beside it is a copy of the file from before its last change, which is in the log."""
     write(file, "one")
     file.settle()
-    other.write_bytes(file.path.read_bytes())
+    (tmp_path / "copy.db").write_bytes(file.path.read_bytes())
     write(file, "two")
-    file.path.rename(away)
-    other.rename(file.path)
-    assert file.fault() == sqlite_file.REPLACED
-    content = file.path.read_bytes()
+    return tmp_path / "away.db"
+
+
+@pytest.mark.parametrize("move", [leave_nothing, replace, restore])
+def test_the_last_changes_go_into_the_file_wherever_it_is(
+    file: SqliteFile, moved: Path, move: Move
+) -> None:
+    move(file, moved)
+    is_there = file.path.exists()
+    assert file.fault() == (sqlite_file.REPLACED if is_there else sqlite_file.GONE)
     file.close()
-    assert file.path.read_bytes() == content
+    assert tables(moved) == {"one", "two"}
+    assert file.path.exists() is is_there
+    assert not is_there or tables(file.path) == {"one"}
+
+
+def test_changes_that_a_reader_keeps_in_the_log_are_put_aside(
+    file: SqliteFile, moved: Path
+) -> None:
+    with closing(sqlite3.connect(file.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM one").fetchall()
+        write(file, "three")
+        replace(file, moved)
+        with capture_logs() as lines:
+            file.close()
+    assert [line["event"] for line in lines] == ["database_log_put_aside"]
     assert tables(file.path) == {"one"}
-    assert tables(away) == {"one", "two"}
+    Path(lines[0]["path"]).rename(moved.with_name(moved.name + "-wal"))
+    assert tables(moved) == {"one", "two", "three"}
+
+
+def test_a_file_whose_name_leads_elsewhere_now_is_closed_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "name.db").symlink_to(tmp_path / "real.db")
+    file = SqliteFile(tmp_path / "name.db", 1000)
+    file.open(may_make=True)
+    write(file, "one")
+    (tmp_path / "name.db").unlink()
+    (tmp_path / "name.db").symlink_to(tmp_path / "other.db")
+    (tmp_path / "other.db").touch()
+    assert file.fault() == sqlite_file.REPLACED
+    file.close()
+    assert tables(tmp_path / "real.db") == {"one"}
+    assert not (tmp_path / "real.db-wal").exists()
 
 
 def test_the_log_that_came_with_another_file_stays(file: SqliteFile, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
+import structlog
+
 from steerserve.database.faults import CLOSED_FILE, DatabaseFault
 from steerserve.database.holding import IN_USE, lock
 from steerserve.errors import CannotStart
@@ -39,9 +41,13 @@ NOT_OPEN = DatabaseFault("its file is not open", needs_restart=True)
 LOG_ENDINGS = ("-wal", "-shm")
 """SQLite's log of changes and the index of the log are files beside the database, with these endings."""
 
+ASIDE_ENDING = "-of-replaced-file"
+"""The log of a file that was replaced, with changes that are not in that file, has this ending too."""
 RESERVE_ENDING = "-reserve"
 RESERVE_BYTES = 512 * 1024
 """The size of the reserve: a file beside the database whose space is used for deletes on a full disk."""
+
+log = structlog.get_logger(__name__)
 
 _OUR_VERSION = re.compile(r"\d{4}(_\w+)?", re.ASCII)
 """The form of the versions of our schema, also of later ones."""
@@ -112,18 +118,17 @@ class SqliteFile:
             raise error
 
     def close(self) -> None:
-        """Close the file, which brings the last changes from SQLite's log into the file. If another program has
-        overwritten the file, the log is emptied instead, because its changes would damage the new content. If another
-        file has taken the place, the changes go into the file that was there, wherever it is now, and the log does not
-        stay beside the new file. No other connection of this service may be open."""
+        """Close the file, which brings the last changes from SQLite's log into the file. No other connection of this
+        service should be open.
+
+        If another program has overwritten the file, the log is emptied instead, because its changes would damage the
+        new content. If the file is no longer at its path, the changes go into the file wherever it is now."""
         with self._lock:
-            fault = self._fault()
-            if fault == REPLACED and self._has_own_log():
-                with suppress(sqlite3.Error):
-                    self._empty_log()
-            if fault == OVERWRITTEN or (fault == REPLACED and self._has_own_log()):
+            if self._fault() == OVERWRITTEN:
                 with suppress(OSError):
                     os.truncate(self._log_paths()[0], 0)
+            elif self._opened is not None and _place_at(self.path) != self._opened.place:
+                self._finish_moved_file(self._opened)
             keeper, self._keeper, self._opened = self._keeper, None, None
             if keeper is not None:
                 keeper.close()
@@ -232,11 +237,25 @@ class SqliteFile:
         assert self._descriptor is not None
         self._opened = replace(self._opened, content=_content(os.fstat(self._descriptor)))
 
-    def _has_own_log(self) -> bool:
-        """Whether the log beside the file is the one that this service has open."""
-        assert self._opened is not None
-        path = self._log_paths()[0]
-        return self._keeper is not None and _place_at(path) == self._opened.log[path]
+    def _finish_moved_file(self, opened: _Opened) -> None:
+        """Bring the changes into the file, which is no longer at its path: SQLite leaves them in the log then. Where a
+        reader or a full disk prevents that, and another file is at the path now, the log is renamed, so that nobody
+        reads it into the other file."""
+        gc.collect()  # as in `rescue`
+        is_empty = False
+        if self._keeper is not None:
+            with suppress(sqlite3.Error):
+                is_empty = self._empty_log()
+        changes = self._log_paths()[0]
+        if is_empty or not self.path.exists() or _place_at(changes) != opened.log[changes]:
+            return
+        aside = changes.with_name(changes.name + ASIDE_ENDING)
+        try:
+            changes.rename(aside)
+        except OSError as error:
+            log.warning("database_log_left", path=str(changes), reason=error.strerror)
+        else:
+            log.warning("database_log_put_aside", path=str(aside))
 
     def _log_paths(self) -> list[Path]:
         return [self.path.with_name(self.path.name + ending) for ending in LOG_ENDINGS]

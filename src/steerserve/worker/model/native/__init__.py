@@ -101,14 +101,16 @@ class Kernels:
         self._draw, self._figures = map(function, ("draw", "figures"))
         self.has_pairs = bool(library.has_pairs())
         """Whether the processor adds two products of bfloat16 numbers at once (AVX512-BF16)."""
+        self.has_tiles = bool(library.has_tiles())
+        """Whether the processor multiplies tiles of bfloat16 numbers (AMX)."""
 
     def __deepcopy__(self, _: object) -> Kernels:
         return self
 
     def panels(self, weight: Tensor) -> Tensor | None:
-        """A weight [out, in] in bfloat16 as `multiply` reads it, [panels, in / 2, 16, 2]; None where `in` has another
-        size. A panel has 16 outputs, and two numbers of an output lie together. Outputs that are missing in the last
-        panel are 0."""
+        """A weight [out, in] in bfloat16 as `multiply` reads it, [panels, in / 2, 16, 2]; None where `in` is no
+        multiple of 8. A panel has 16 outputs, and two numbers of an output lie together. Outputs that are missing in
+        the last panel are 0."""
         width, size = weight.shape
         if weight.dtype != torch.bfloat16 or size % _LANES:
             return None

@@ -61,5 +61,6 @@ void draw(const float* weights, int64_t size, void* draws, int64_t count, int th
     draw_all(weights, size, (Draw*)draws, count, threads);
 }
 int has_pairs() { return HAS_PAIRS; }
+int has_tiles() { return HAS_TILES; }
 void figures(const void* of, int threads) { measure_all(*(const Figures*)of, threads); }
 }

@@ -205,7 +205,7 @@ void multiply_panels(const Product<T>& of, int64_t first, int64_t last) {
         for (; panel + 1 < last; panel += 2) block<W, 1, 2>(of, numbers, 0, panel);
     if (of.count == 2)
         for (; panel + 1 < last; panel += 2) block<W, 2, 2>(of, numbers, 0, panel);
-    if constexpr (W::PARTS > 1)
+    if constexpr (W::HAS_SCALES && W::PARTS > 1)
         if (of.count > 2 && of.by->each <= DEPTH)
             for (; panel < last; ++panel)
                 for (int64_t row = 0; row < of.count; row += CROWD)

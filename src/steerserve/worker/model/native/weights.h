@@ -18,17 +18,16 @@ struct Weight {
 
 // Numbers of bfloat16, for two numbers of `in` at a time: those of an output lie together.
 struct Half {
-    static const int STEP = 2, BYTES = 4 * PANEL, PARTS = 1;
+    static const int STEP = 2, BYTES = 4 * PANEL, PARTS = 2;
     static const bool HAS_SCALES = false;
     explicit Half(const uint8_t*) {}
 
-    template <int>
+    template <int PLACE>
     void widen(const uint8_t* from, floats* own) const {
         for (int p = 0; p < 2; ++p) {
             words both;
             std::memcpy(&both, from + p * sizeof both, sizeof both);
-            own[p] = (floats)(both << 16);
-            own[2 + p] = (floats)(both & 0xffff0000);
+            own[p] = (floats)(PLACE ? both & 0xffff0000 : both << 16);
         }
     }
 };
@@ -38,6 +37,13 @@ struct Half {
 const bool HAS_PAIRS = true;
 #else
 const bool HAS_PAIRS = false;
+#endif
+
+// Whether the processor multiplies tiles of bfloat16 numbers.
+#ifdef __AMX_BF16__
+const bool HAS_TILES = true;
+#else
+const bool HAS_TILES = false;
 #endif
 
 // Codes of 8 bits, one output after the other.
