@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from steerserve.rules.models.compilers import COMPILERS
 from steerserve.rules.saes.sites import SITES, Z
 from steerserve.worker.model import native, packing
+from steerserve.worker.model.native import compiling
 from tests.worker import models
 from tests.worker.running import hooked, next_logits, open_checkpoint, site_of
 
@@ -193,7 +194,22 @@ def test_the_bits_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
         assert torch.equal(held.multiply(given[:count], None), alone[:count]), count
 
 
+@pytest.fixture(params=[True, False], ids=["as compiled here", "without pairs"])
+def each_product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product of this processor, and the one of processors without an instruction for pairs."""
+    kernels = native.kernels()
+    if request.param or kernels is None:
+        return
+    if not kernels.has_pairs:
+        pytest.skip("this processor has no instruction for pairs")
+    monkeypatch.setattr(compiling, "_FLAGS", (*compiling._FLAGS, "-mno-avx512bf16"))
+    plain = native.Kernels(compiling.library())
+    assert not plain.has_pairs
+    monkeypatch.setattr(native, "kernels", lambda: plain)
+
+
 @COMPILED
+@pytest.mark.usefixtures("each_product")
 @torch.inference_mode()
 def test_the_compiled_product_is_exact_and_each_row_has_its_own_bits() -> None:
     for width, size in ((300, 1000), (7, 8), (16, 64)):
@@ -232,6 +248,7 @@ def test_products_of_several_callers_at_once_have_the_bits_of_one_caller() -> No
 
 
 @COMPILED
+@pytest.mark.usefixtures("each_product")
 @torch.inference_mode()
 def test_the_compiled_product_keeps_nan_and_infinity_in_their_places() -> None:
     weight = rows(torch.bfloat16, 20, 8)
