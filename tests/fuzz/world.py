@@ -151,6 +151,16 @@ class World:
         jobs = self.data("GET", "/api/jobs")["jobs"]
         return all(job["finished_at"] for job in jobs if job["kind"] == "lens")
 
+    def _lens(self) -> str:
+        """The id of the lens of `lens_file`, which is registered here unless a generated request has done so just now."""
+        lens = {"name": LENS, "source": "local", "local_path": self.lens_file}
+        answer = self._http.post("/api/lenses?wait=true", json=lens)
+        error = answer.json()["error"]
+        if error is not None and error["code"] == "LENS_ALREADY_EXISTS":
+            return str(error["details"]["lens_id"])
+        assert answer.status_code < 300, answer.text[:500]
+        return str(answer.json()["data"]["job"]["result"]["id"])
+
     def _named(self) -> dict[str, Any]:
         """The ids of the model, the SAE and the profile that always exist; what is missing is made."""
         models = self.data("GET", "/api/models")["models"]
@@ -179,9 +189,7 @@ class World:
         lenses = self.data("GET", "/api/lenses")["lenses"]
         lens_id = next((one["id"] for one in lenses if one["name"] == LENS), None)
         if lens_id is None:
-            lens = {"name": LENS, "source": "local", "local_path": self.lens_file}
-            job = self.data("POST", "/api/lenses?wait=true", lens)["job"]
-            lens_id = job["result"]["id"]
+            lens_id = self._lens()
         self.data("POST", "/api/runs/import", {"runs": [RUN]})
         files = self._http.get("/v1/files", params={"limit": 1}).json()["data"]
         file_id = files[0]["id"] if files else self._file()
