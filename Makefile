@@ -40,12 +40,10 @@ $(BROWSER): $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[browser]'
 	touch $(BROWSER)
 
-# what is measured is measured alone
-BROWSERS ?= $(if $(KEEP),1,2)
 test-browser: $(BROWSER) ## the web page in Chromium, skipped where there is none (CHROMIUM=path; KEEP=1 keeps what is measured)
 	$(BIN)/python hatch_build.py
 	$(BIN)/python hatch_build.py packages
-	$(BIN)/python -m pytest $(HUNG) -n $(BROWSERS) --dist loadfile -m browser -rsP tests/browser
+	$(BIN)/python -m pytest $(HUNG) -m browser -rsP tests/browser
 
 INSTALL ?= install
 test-install: $(STAMP) ## environments of their own: the light install, and those of its extras (INSTALL='not serve': without PyTorch)

@@ -125,7 +125,7 @@ def test_no_page_changes_the_styles_of_another_one(tab: Tab, served: Demo) -> No
             for place, before in alone[entry.path].items()
             if place in later and not set(before) & set(later[place])
         }
-        assert not changed, entry.path
+        assert not changed, f"{entry.path}: {changed}"
 
 
 def test_every_page_leads_to_the_licences_of_its_packages(tab: Tab) -> None:
