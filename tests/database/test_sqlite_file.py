@@ -123,6 +123,21 @@ def test_changes_that_a_reader_keeps_in_the_log_are_put_aside(
     assert tables(moved) == {"one", "two", "three"}
 
 
+def test_changes_that_cannot_be_brought_into_a_file_that_is_gone_are_told(
+    file: SqliteFile, moved: Path
+) -> None:
+    with closing(sqlite3.connect(file.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM one").fetchall()
+        write(file, "three")
+        leave_nothing(file, moved)
+        with capture_logs() as lines:
+            file.close()
+    assert [line["event"] for line in lines] == ["database_changes_left"]
+    moved.rename(file.path)
+    assert tables(file.path) == {"one", "two", "three"}
+
+
 def test_a_file_whose_name_leads_elsewhere_now_is_closed_as_ever(tmp_path: Path) -> None:
     (tmp_path / "name.db").symlink_to(tmp_path / "real.db")
     file = SqliteFile(tmp_path / "name.db", 1000)

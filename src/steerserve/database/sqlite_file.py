@@ -246,16 +246,16 @@ class SqliteFile:
         if self._keeper is not None:
             with suppress(sqlite3.Error):
                 is_empty = self._empty_log()
-        changes = self._log_paths()[0]
-        if is_empty or not self.path.exists() or _place_at(changes) != opened.log[changes]:
+        if is_empty:
             return
-        aside = changes.with_name(changes.name + ASIDE_ENDING)
-        try:
-            changes.rename(aside)
-        except OSError as error:
-            log.warning("database_log_left", path=str(changes), reason=error.strerror)
-        else:
-            log.warning("database_log_put_aside", path=str(aside))
+        changes = self._log_paths()[0]
+        if self.path.exists() and _place_at(changes) == opened.log[changes]:
+            aside = changes.with_name(changes.name + ASIDE_ENDING)
+            with suppress(OSError):
+                changes.rename(aside)
+                log.warning("database_log_put_aside", path=str(aside))
+                return
+        log.warning("database_changes_left", path=str(changes))
 
     def _log_paths(self) -> list[Path]:
         return [self.path.with_name(self.path.name + ending) for ending in LOG_ENDINGS]

@@ -152,9 +152,7 @@ def exact(folder: Callable[[str], Path]) -> tuple[Checkpoint, NumpyLlama]:
     return open_checkpoint(path), NumpyLlama(path)
 
 
-@pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))]
-)
+@pytest.mark.parametrize("part", range(4))
 def test_generated_requests_have_the_values_of_a_model_in_numpy(
     exact: tuple[Checkpoint, NumpyLlama], part: int
 ) -> None:
