@@ -21,9 +21,9 @@ from steerserve.rules.models.nearness import (
 )
 
 KEEP = bool(os.environ.get("KEEP"))
-FEWEST = 250
-"""The positions over which the bounds of a whole model hold. Over fewer, the quantile is one position, and only shows what
-computes something else."""
+FEWEST, FEWEST_FOR_QUANTILE = 250, 1000
+"""The positions over which the bounds of a whole model hold for the mean and for the quantile. Over fewer, two or three
+positions decide the quantile, and it only shows what computes something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,8 @@ class Compared:
     @property
     def is_near(self) -> bool:
         """Whether the service is as near to float32 as the library, with the bounds for so many positions."""
-        is_whole = self.positions >= FEWEST
-        mean = MEAN_RATIO if is_whole else MODULE_MEAN_RATIO
-        high = HIGH_RATIO if is_whole else WRONG_RATIO
+        mean = MEAN_RATIO if self.positions >= FEWEST else MODULE_MEAN_RATIO
+        high = HIGH_RATIO if self.positions >= FEWEST_FOR_QUANTILE else WRONG_RATIO
         served, library = self.served, self.library
         return served.mean <= mean * library.mean and served.high <= high * library.high
 

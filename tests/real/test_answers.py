@@ -64,10 +64,17 @@ def test_a_long_prompt(
     assert len(ids) == LONG
     whole = served.echo(ids, top=10)
     both = states(reference, ids)
-    inside, past = list(range(0, WINDOW, 2)), list(range(WINDOW, LONG - 1, 12))
-    for label, places in (("inside the window", inside), ("past the window", past)):
+    inside, past = list(range(WINDOW)), list(range(WINDOW, LONG - 1, 4))
+    parts = []
+    for places in (inside, past):
         part = Scores(places, whole.tokens[places], whole.found[places])
-        compared = figures.compare(real.name, f"{LONG} tokens, {label}", *part.off(reference, both))
+        parts.append(part.off(reference, both))
+    for label, found in (
+        ("inside the window", parts[0]),
+        ("past the window", parts[1]),
+        ("all of them", pooled(parts)),
+    ):
+        compared = figures.compare(real.name, f"{LONG} tokens, {label}", *found)
         assert compared.is_near, f"{label}: {compared}"
 
 

@@ -18,7 +18,7 @@ from tests.real.reference import Reference
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 WRITTEN = 64
-SCORED = 160
+SCORED = 260
 HEAD = "lm_head"
 
 
@@ -88,7 +88,7 @@ def test_scores_of_texts(
     form: str,
 ) -> None:
     parts = []
-    for sample in (20, 320):
+    for sample in (20, 120, 320, 420):
         ids = reference.tokenizer(prose[sample])["input_ids"][:SCORED]
         parts.append(service.echo(ids).off(reference, states(reference, ids)))
     found = figures.compare(real.name, f"{form}, scores", *pooled(parts))
