@@ -3,7 +3,7 @@
 Stories are drawn from the demo model while a feature of layer 2, a feature of layer 3, or both are added at one
 strength. The unsteered model then scores the stories in nats per token: the more a story falls apart, the higher its
 loss. The four texts in `measured_hazard` are what the refusal of contended circuits reports
-(`rules/steering/hazards.py`).
+(`nouns/circuits/rules/hazards.py`).
 """
 
 from __future__ import annotations

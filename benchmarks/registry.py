@@ -23,8 +23,8 @@ from benchmarks.probe import probing
 from benchmarks.service import running
 from steerserve.database.catalog import Catalog
 from steerserve.database.db import Database
-from steerserve.database.documents import Documents
-from steerserve.database.labels import Labels
+from steerserve.nouns.labels.store import Labels
+from steerserve.nouns.profiles.store import ProfileStore
 from steerserve.settings import Settings
 
 MODELS, SAES, PROFILES = 500, 500, 200
@@ -158,7 +158,7 @@ async def fill(home: Path) -> None:
         )
     for number in range(SAES):
         await catalog.add_sae(**_sae(number))
-    documents = Documents(database, new_id=(f"prof_{n:012}" for n in range(PROFILES)).__next__)
+    documents = ProfileStore(database, new_id=(f"prof_{n:012}" for n in range(PROFILES)).__next__)
     for number in range(PROFILES):
         await documents.add_profile(
             name=f"profile {number}",

@@ -20,7 +20,6 @@ from typing import Any
 
 from steerserve import messages as m
 from steerserve.app.wiring import Owners, Surroundings
-from steerserve.control.bus import Event
 from steerserve.control.health.gpus import CardReadings
 from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Run
@@ -31,6 +30,7 @@ from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.hub import client as hub_client
 from steerserve.hub.child import Downloaders
+from steerserve.rules.events import Event
 from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.swap import Phase

@@ -21,7 +21,7 @@ NAMED = sorted(set(re.findall(r"`([a-z_0-9/]+(?:\.py|\.toml|/))`", TEXT)))
 BUILT = {"src/steerserve/webui/"}
 """Folders that a build makes."""
 BLOCKS = re.findall(r"^```\w*\n(.*?)^```", TEXT, re.M | re.S)
-FLOORS = "app|openai|api|events|http|control|database|engines|messages|rules|worker"
+FLOORS = "app|openai|api|events|http|control|nouns|database|engines|messages|rules|worker"
 IN_FLOWS = {
     name for block in BLOCKS for name in re.findall(rf"(?<![\w/])(?:{FLOORS})/[\w/]+", block)
 }

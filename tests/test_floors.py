@@ -33,7 +33,15 @@ NOUN_FILES = {
     **{"form": "control", "rules": "rules", "store": "database"},
     **{"owner": "control", "job": "control", "routes": "api"},
 }
-"""The file of a noun -> the floor that it belongs to. There the nouns stand after the domains."""
+"""The file of a noun -> the floor that it belongs to."""
+NOUN_DOMAINS = {
+    **dict.fromkeys(("profiles", "clusters", "cluster_packs"), "steering"),
+    **dict.fromkeys(("circuits", "claims", "directions"), "steering"),
+    **dict.fromkeys(
+        ("labels", "features", "monitoring", "cluster_sensing", "circuit_sensing"), "sensing"
+    ),
+}
+"""The nouns that owners of a domain need -> the domain. All other nouns stand after the domains."""
 PACKAGES: dict[str, tuple[str, ...]] = {
     "rules": (*DOMAINS, "nouns"),
     "control": (*DOMAINS, "nouns"),
@@ -133,7 +141,7 @@ FLOORS: dict[str, set[str]] = {
     "app.serve": {"", "errors", "settings", "logs", "http"},
     "app.doctor": ZERO | {"rules", "database", "app.doctor_cluster", "app.serve", "api.webui"},
     "app.doctor_cluster": ZERO | {"rules", "engines"},
-    "app.startup": ZERO | {"database", "control", "nouns", "app.wiring", "demo"},
+    "app.startup": ZERO | {"rules.events", "database", "control", "nouns", "app.wiring", "demo"},
     "app.wiring": ZERO | {"database", "hub", "engines", "control", "nouns"},
     "app.routes": {"app.wiring", "openai", "api", "nouns"},
     "app.error_handlers": ZERO | {"rules", "control", "openai", "api", "app.meter", "http"},
@@ -212,10 +220,14 @@ def within(name: str, prefix: str) -> bool:
 
 
 def place_of(module: str) -> str:
-    """Where a module stands among the floors: `nouns.effects.store` is `database.nouns.effects.store`."""
-    top, _, rest = module.partition(".")
-    floor = NOUN_FILES.get(rest.rpartition(".")[2]) if top == "nouns" else None
-    return f"{floor}.{module}" if floor is not None else module
+    """Where a module stands among the floors: `nouns.effects.store` is `database.nouns.effects.store`, and
+    `nouns.profiles.owner` is `control.steering.nouns.profiles.owner`."""
+    top, *rest = module.split(".")
+    if top != "nouns" or len(rest) < 2 or rest[1] not in NOUN_FILES:
+        return module
+    floor, domain = NOUN_FILES[rest[1]], NOUN_DOMAINS.get(rest[0])
+    is_of_domain = domain is not None and floor in PACKAGES
+    return f"{floor}.{domain}.{module}" if is_of_domain else f"{floor}.{module}"
 
 
 def floor_of(module: str) -> str:

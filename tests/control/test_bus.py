@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import fields
 
 from steerserve.api.answers.events import LIVE
-from steerserve.control.bus import Bus, Event
+from steerserve.control.bus import Bus
 from steerserve.control.residency.events import SaeDetached, UnloadComplete
+from steerserve.rules.events import Event
 
 
 def test_every_subscriber_gets_every_event_in_order() -> None:

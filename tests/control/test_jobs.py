@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from steerserve.control import jobs
-from steerserve.control.bus import Bus, Event
+from steerserve.control.bus import Bus
 from steerserve.control.jobs import Job, JobEnded, JobProgressed, Jobs, Report
 from steerserve.control.metrics import CURRENT, RequestRecord
 from steerserve.errors import Refusal
 from steerserve.rules import jobs as rules
 from steerserve.rules.bounds import JOBS_OF_CLIENT, JOBS_RUNNING, JOBS_UNFINISHED
+from steerserve.rules.events import Event
 from steerserve.rules.form import Form
 from tests.refusals import refusal_of
 from tests.waiting import soon, until

@@ -17,9 +17,9 @@ from sqlalchemy.util import await_only
 from steerserve.database import db
 from steerserve.database.catalog import Catalog
 from steerserve.database.db import Database
-from steerserve.database.documents import Documents
 from steerserve.database.tables import models
 from steerserve.errors import Refusal
+from steerserve.nouns.profiles.store import ProfileStore
 from tests.waiting import soon
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -87,7 +87,7 @@ def order_of(*tasks: asyncio.Task[Any]) -> list[asyncio.Task[Any]]:
 
 
 async def read(database: Database) -> None:
-    (await Documents(database).page(200))[0]
+    (await ProfileStore(database).page(200))[0]
 
 
 async def write(database: Database) -> None:
@@ -159,7 +159,7 @@ async def test_the_closing_waits_for_a_read_that_is_connecting(
     opened: Database, connections: list[aiosqlite.Connection]
 ) -> None:
     with held(opened._engine) as (waits, goes_on):
-        reading = asyncio.create_task(Documents(opened).page(200))
+        reading = asyncio.create_task(ProfileStore(opened).page(200))
         await waits.wait()
         closing = await closing_of(opened)
         ends = order_of(reading, closing)

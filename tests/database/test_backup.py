@@ -16,7 +16,7 @@ from steerserve import __version__
 from steerserve.cli import main
 from steerserve.database.catalog import Catalog
 from steerserve.database.db import Database
-from steerserve.database.documents import Documents
+from steerserve.nouns.profiles.store import ProfileStore
 from tests.blank import DATABASE, lay
 from tests.database.test_migrations import MODEL, migrate
 
@@ -41,7 +41,7 @@ def names(file: Path) -> list[str]:
 async def test_copies_made_while_the_service_writes_are_whole(
     home: Path, tmp_path: Path, database: Database
 ) -> None:
-    documents, catalog, written = Documents(database), Catalog(database), 0
+    documents, catalog, written = ProfileStore(database), Catalog(database), 0
     place = "/elsewhere/weights"
     await catalog.add_model(
         name="m", source="local", quantization="FP16", local_path=place, status="ready"
@@ -82,7 +82,7 @@ async def test_copies_made_while_the_service_writes_are_whole(
         name for folder in (home, tmp_path) for name in os.listdir(folder) if "part" in name
     ]
     await database.open()
-    await Documents(database).add_profile(name="after", steering={})
+    await ProfileStore(database).add_profile(name="after", steering={})
 
 
 def damaged(copy: Path) -> None:

@@ -21,10 +21,10 @@ from sqlalchemy import Connection, event, inspect, text
 from steerserve.database import faults, sqlite_file, watch
 from steerserve.database.catalog import Catalog
 from steerserve.database.db import Database
-from steerserve.database.documents import Documents
 from steerserve.database.faults import DatabaseFault
 from steerserve.database.tables import metadata
 from steerserve.errors import CannotStart, Refusal
+from steerserve.nouns.profiles.store import ProfileStore
 from steerserve.nouns.registry import own_nouns
 from tests.refusals import refused
 
@@ -251,7 +251,7 @@ async def test_a_file_that_is_moved_and_linked_back_is_a_replaced_one_and_stays_
     real = file_of(url).with_name("real.db")
     file_of(url).rename(real)
     file_of(url).symlink_to(real)
-    refusal = await refused(Documents(database).add_profile(name="calm", steering={}))
+    refusal = await refused(ProfileStore(database).add_profile(name="calm", steering={}))
     assert refusal.code == "DATABASE_UNAVAILABLE"
     assert await database.fault() == sqlite_file.REPLACED
     await database.close()
@@ -270,7 +270,7 @@ async def test_a_connection_that_a_link_leads_elsewhere_reads_nothing(
     file_of(url).symlink_to(real)
     # the link comes after the check of the path
     monkeypatch.setattr(database._file, "fault", lambda: None)
-    refusal = await refused(Documents(database).page(1))
+    refusal = await refused(ProfileStore(database).page(1))
     assert refusal.details["reason"] == faults.CLOSED_FILE.reason
     assert not real.with_name("real.db-wal").exists()
 
@@ -326,7 +326,7 @@ def cut(file: Path) -> None:
 async def test_a_file_that_is_not_the_one_that_was_opened_is_neither_read_nor_written(
     database: Database, url: str, damage: Callable[[Path], None], fault: DatabaseFault
 ) -> None:
-    catalog, documents = Catalog(database), Documents(database)
+    catalog, documents = Catalog(database), ProfileStore(database)
     await catalog.add_model(**MODEL, status="ready")
     damage(file_of(url))
     content = file_of(url).read_bytes()
@@ -363,7 +363,7 @@ async def test_a_log_of_sqlite_that_was_replaced_stops_all_and_loses_nothing(
     log.touch()
     assert await database.fault() == sqlite_file.LOG_REPLACED
     with pytest.raises(Refusal):
-        await Documents(database).add_profile(name="calm", steering={})
+        await ProfileStore(database).add_profile(name="calm", steering={})
     await database.close()
     again = Database(url)
     await again.open()
@@ -441,7 +441,7 @@ async def test_a_check_that_does_not_end_is_a_fault_and_is_not_begun_twice(
     for _ in range(3):
         assert await database.fault() == faults.SILENT
         with pytest.raises(Refusal):
-            (await Documents(database).page(200))[0]
+            (await ProfileStore(database).page(200))[0]
     assert begun == [1]
     held.set()
     monkeypatch.setattr(watch, "CHECK_PATIENCE", 5)

@@ -11,11 +11,11 @@ import pytest
 
 from steerserve.database import faults, watch
 from steerserve.database.catalog import Catalog
-from steerserve.database.circuits import CircuitStore
 from steerserve.database.db import Database
-from steerserve.database.documents import Documents
 from steerserve.errors import CannotStart, Refusal
-from steerserve.rules.steering import circuit as rules
+from steerserve.nouns.circuits.rules import document as rules
+from steerserve.nouns.circuits.store import CircuitStore
+from steerserve.nouns.profiles.store import ProfileStore
 from tests.database.test_migrations import MODEL, migrate
 from tests.refusals import refused
 
@@ -67,7 +67,7 @@ async def test_a_full_disk_refuses_writes_until_there_is_room_again(
     monkeypatch.setattr(watch, "CHECK_SECONDS", 0.0)
     database = Database(url)
     await database.open()
-    documents = Documents(database)
+    documents = ProfileStore(database)
     await documents.add_profile(name="before", steering={})
     filler = fill(disk)
     for name in ("large", "again"):
@@ -81,14 +81,14 @@ async def test_a_full_disk_refuses_writes_until_there_is_room_again(
     await database.close()
     again = Database(url)
     await again.open()
-    assert [row.name for row in (await Documents(again).page(200))[0]] == ["before", "large"]
+    assert [row.name for row in (await ProfileStore(again).page(200))[0]] == ["before", "large"]
     await again.close()
 
 
 async def test_documents_are_deleted_on_a_full_disk(url: str, disk: Path) -> None:
     database = Database(url)
     await database.open()
-    documents, circuits = Documents(database), CircuitStore(database)
+    documents, circuits = ProfileStore(database), CircuitStore(database)
     rows = [await documents.add_profile(name=f"{i}", steering=LARGE) for i in range(3)]
     circuit = await circuits.add("rain", rules.imported(CIRCUIT), 1.0)
     fill(disk)

@@ -16,14 +16,14 @@ from sqlalchemy.engine import Engine
 
 import steerserve.database.db
 from steerserve.database.catalog import Catalog
-from steerserve.database.circuits import CircuitStore
 from steerserve.database.db import Database
-from steerserve.database.documents import Documents
 from steerserve.database.paths import DataFolder
 from steerserve.database.tables import Encoded
 from steerserve.errors import CannotStart, Refusal
-from steerserve.rules.steering import circuit
-from steerserve.rules.steering.circuit import Circuit
+from steerserve.nouns.circuits.rules import document as circuit
+from steerserve.nouns.circuits.rules.document import Circuit
+from steerserve.nouns.circuits.store import CircuitStore
+from steerserve.nouns.profiles.store import ProfileStore
 from tests.blank import DATABASE
 
 SCRIPTS = Path(steerserve.database.db.__file__).parent / "migrations"
@@ -61,7 +61,7 @@ async def test_a_database_without_profiles_gets_them_and_keeps_its_rows(url: str
     assert "profiles" not in migrate(url, "0001", MODEL, SAE)
     database = Database(url)
     await database.open()
-    catalog, documents = Catalog(database), Documents(database)
+    catalog, documents = Catalog(database), ProfileStore(database)
     assert [(row.id, row.name, row.status) for row in await catalog.models()] == [
         (1, "old", "ready")
     ]
@@ -71,7 +71,7 @@ async def test_a_database_without_profiles_gets_them_and_keeps_its_rows(url: str
     await database.close()
     again = Database(url)
     await again.open()
-    assert (await Documents(again).page(200))[0] == [made]
+    assert (await ProfileStore(again).page(200))[0] == [made]
     await again.close()
 
 
@@ -154,7 +154,7 @@ async def test_profiles_of_before_clusters_stay_profiles_and_their_names_stay_ta
     )
     database = Database(url)
     await database.open()
-    documents = Documents(database)
+    documents = ProfileStore(database)
     (row,) = (await documents.page(200))[0]
     assert (row.name, row.steering, row.intensity) == ("calm", {14: 2.5}, 0.5)
     assert (row.cluster, row.warnings, row.hub_ref) == (None, (), None)

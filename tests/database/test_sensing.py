@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from steerserve.database.db import Database
-from steerserve.database.documents import Documents
 from steerserve.database.sensing import FiringStore
 from steerserve.database.tables import sensing_events
+from steerserve.nouns.profiles.store import ProfileStore
 from steerserve.rules.sensing.firings import ClusterFiring, ContextParts, EdgeFiring, FiredFeature
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -65,7 +65,7 @@ def reopened(database: Database, time: Time) -> FiringStore:
 
 
 async def cluster(database: Database, name: str = "weather") -> str:
-    return (await Documents(database).add_profile(name=name, steering={})).id
+    return (await ProfileStore(database).add_profile(name=name, steering={})).id
 
 
 def starts(found: tuple[list[Any], int]) -> list[int]:
@@ -177,7 +177,7 @@ async def test_events_go_with_their_cluster_and_none_comes_after(
 ) -> None:
     subject = await cluster(database)
     await store.add(subject, [firing()])
-    await Documents(database).remove(subject)
+    await ProfileStore(database).remove(subject)
     assert await store.newest(10) == ([], 0)
     assert await store.add(subject, [firing()]) == []
 

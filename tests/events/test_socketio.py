@@ -12,10 +12,14 @@ import socketio
 from steerserve.control.health.gpus import CardReadings
 from steerserve.control.models.events import DownloadError, DownloadFailure, DownloadProgress
 from steerserve.control.residency.events import LoadProgress, SaeDetached
-from steerserve.control.sensing.events import CircuitFired, MonitoringActivation, MonitoringState
-from steerserve.control.sensing.monitoring_views import FeatureActivation
 from steerserve.control.steering.events import steering_update
 from steerserve.events.socketio import System, Throttle
+from steerserve.nouns.circuit_sensing.form import CircuitFired
+from steerserve.nouns.monitoring.form import (
+    FeatureActivation,
+    MonitoringActivation,
+    MonitoringState,
+)
 from steerserve.rules.sensing.firings import (
     ContextParts,
     EdgeFiring,

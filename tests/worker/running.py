@@ -52,6 +52,7 @@ from steerserve.messages import (
     Suppressed,
     Tokens,
 )
+from steerserve.nouns.cluster_sensing.rules import History
 from steerserve.parts.activations.form import Reading, Tap
 from steerserve.parts.activations_raw.form import RawReads
 from steerserve.parts.divergence.form import Diverged, Divergence
@@ -60,7 +61,6 @@ from steerserve.parts.pool.form import Pool, Pooled
 from steerserve.rules.inference import stepping
 from steerserve.rules.inference.stepping import CudaGraphs
 from steerserve.rules.saes.sites import OPERAND_SITES
-from steerserve.rules.sensing.cluster_sensing import History
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.batch.admission import (

@@ -16,15 +16,7 @@ from steerserve.api.residency import leases as lease_routes
 from steerserve.api.residency import replicas as replica_routes
 from steerserve.api.saes import attachments as attachment_routes
 from steerserve.api.saes import saes as sae_routes
-from steerserve.api.sensing import circuit_sensing as circuit_sensing_routes
-from steerserve.api.sensing import features as feature_routes
-from steerserve.api.sensing import monitoring as monitoring_routes
-from steerserve.api.sensing import sensing as sensing_routes
-from steerserve.api.steering import circuits as circuit_routes
-from steerserve.api.steering import clusters as cluster_routes
-from steerserve.api.steering import directions as direction_routes
 from steerserve.api.steering import interventions as intervention_routes
-from steerserve.api.steering import profiles as profile_routes
 from steerserve.api.steering import steering as steering_routes
 from steerserve.app.wiring import Owners
 from steerserve.nouns.noun import Noun
@@ -80,26 +72,11 @@ def management(owners: Owners) -> list[APIRouter]:
         lease_routes.router(owners.models, owners.conductor),
         steering_routes.router(owners.steering),
         intervention_routes.router(owners.interventions),
-        monitoring_routes.router(
-            owners.monitoring, owners.features.labels, owners.features.examples
-        ),
-        feature_routes.router(owners.features),
         attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
         sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
         token_routes.router(owners.speller, owners.settings),
         job_routes.router(owners.jobs),
-        profile_routes.router(owners.profiles, owners.serving, owners.reader),
-        cluster_routes.router(owners.clusters, owners.cluster_packs, owners.serving),
-        direction_routes.vector_router(owners.vectors, owners.features.examples),
-        direction_routes.probe_router(owners.probes),
-        sensing_routes.router(owners.sensing),
-        circuit_sensing_routes.router(owners.circuit_sensing),
-        circuit_routes.router(
-            owners.circuits,
-            owners.claims,
-            owners.circuit_sensing.settled,
-        ),
         health_routes.router(owners.vitals, owners.gauges, owners.around.log_lines),
         # last, so that no package of others takes a route of the service
         *_routers(owners, foreign),

@@ -16,13 +16,13 @@ import structlog
 
 from steerserve import __version__, demo
 from steerserve.app.wiring import Owners
-from steerserve.control.bus import Event
 from steerserve.control.residency.events import UnloadComplete
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.steering.clusters import ImportOptions
 from steerserve.database.catalog import ModelRow, SaeRow
 from steerserve.errors import Refusal
+from steerserve.nouns.clusters.owner import ImportOptions
 from steerserve.nouns.corpora.noun import CORPORA
+from steerserve.rules.events import Event
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -340,7 +340,7 @@ async def _import_examples(owners: Owners) -> None:
             raise
         body = await asyncio.to_thread(demo.CLUSTER.read_bytes)
         await owners.clusters.add_body(body, ImportOptions(own_id=demo.CLUSTER_ID))
-        await owners.sensing.enable(demo.CLUSTER_ID)
+        await owners.cluster_sensing.enable(demo.CLUSTER_ID)
     try:
         await owners.circuits.document(demo.CIRCUIT_ID)
     except Refusal as refusal:

@@ -45,34 +45,17 @@ from steerserve.control.saes.attachments import Attachments
 from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.reading import SaeReader
 from steerserve.control.saes.saes import Saes
-from steerserve.control.sensing.circuit_sensing import CircuitSensing
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.sensing.features import Features
-from steerserve.control.sensing.monitoring import Monitoring
-from steerserve.control.sensing.recorder import Recorder
-from steerserve.control.sensing.sensing import ClusterSensing
-from steerserve.control.steering.circuits import Circuits
-from steerserve.control.steering.claims import LayerClaims
-from steerserve.control.steering.cluster_packs import ClusterPacks
-from steerserve.control.steering.clusters import Clusters
 from steerserve.control.steering.interventions import EditParts, Interventions
-from steerserve.control.steering.probes import Probes
-from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
-from steerserve.control.steering.vectors import Vectors
 from steerserve.database.batches import BatchStore
 from steerserve.database.catalog import Catalog, Clock, utc_now
-from steerserve.database.circuits import CircuitStore
 from steerserve.database.db import Database
-from steerserve.database.directions import ProbeStore, VectorStore
-from steerserve.database.documents import Documents
 from steerserve.database.files import FileStore
-from steerserve.database.labels import Labels
-from steerserve.database.room import DOCUMENTS, KINDS, DocumentRoom
-from steerserve.database.sensing import FiringStore
-from steerserve.database.tables import batches, circuit_sensing_events, files, sensing_events
+from steerserve.database.room import DocumentRoom
+from steerserve.database.tables import batches, files
 from steerserve.engines.ray.cluster import RayCluster
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.hub.child import Downloaders
@@ -80,8 +63,20 @@ from steerserve.hub.client import Hub, cluster_hub
 from steerserve.hub.downloads import Downloads
 from steerserve.logs.recent import RecentLines
 from steerserve.nouns.captures.noun import CAPTURES
+from steerserve.nouns.circuit_sensing.noun import CIRCUIT_SENSING
+from steerserve.nouns.circuits.noun import CIRCUITS
+from steerserve.nouns.circuits.store import CircuitStore
+from steerserve.nouns.claims.noun import CLAIMS
+from steerserve.nouns.cluster_sensing.noun import CLUSTER_SENSING
+from steerserve.nouns.clusters.noun import CLUSTERS
 from steerserve.nouns.corpora.store import CorpusStore
+from steerserve.nouns.directions.noun import DIRECTIONS
+from steerserve.nouns.features.noun import FEATURES
+from steerserve.nouns.labels.noun import LABELS
+from steerserve.nouns.monitoring.noun import MONITORING
 from steerserve.nouns.noun import World
+from steerserve.nouns.profiles.noun import PROFILES
+from steerserve.nouns.profiles.store import ProfileStore
 from steerserve.nouns.registry import nouns
 from steerserve.settings import Settings
 
@@ -147,17 +142,18 @@ class Owners(World):
         self.bus.subscribe(partial(count_load, self.metrics))
         self.catalog = Catalog(around.database)
         self.paths = client_paths(settings)
+        self.seconds, self.cluster_hub = around.seconds, around.cluster_hub
         documents = {kind: one for noun in nouns().values() for kind, one in noun.documents.items()}
-        kinds = [*KINDS, *documents]
+        kinds = list(documents)
         self.room = DocumentRoom(
             around.database.folder,
             settings.max_stored_documents,
             settings.stored_documents_mb,
             settings.disk_reserve_mb,
-            tables=(*DOCUMENTS, *documents.values()),
+            tables=tuple(dict.fromkeys(documents.values())),
             kinds=f"{', '.join(kinds[:-1])} and {kinds[-1]}",
         )
-        self.labels = Labels(around.database, self.room)
+        self.labels = self.owner(LABELS)
         self.reader = DocumentReader()
         self.body_reader = DocumentReader()
         self._make_residency()
@@ -174,7 +170,6 @@ class Owners(World):
         self.conductor.is_closing = True
         await self.batches.close()
         await self.jobs.close()
-        await self.close_nouns()
         await self.sae_downloads.close()
         await self.downloads.close()
         await self.contents.close()
@@ -182,9 +177,7 @@ class Owners(World):
         await self.nodes.close()
         await self.launcher.close()
         # the end of the model has changed what is sensed and which circuits serve
-        await self.sensing.close()
-        await self.circuit_sensing.close()
-        await self.claims.close()
+        await self.close_nouns()
         self.reader.close()
         self.body_reader.close()
         await self.around.downloaders.close()
@@ -233,11 +226,10 @@ class Owners(World):
             around.read_free,
         )
         self.steering = Steering(conductor, bus)
-        self.documents = documents = Documents(around.database, room=self.room)
-        vectors = VectorStore(around.database, self.room)
-        self.vectors = Vectors(vectors, self.reader, around.hub, conductor, self.labels, self.paths)
-        probes = ProbeStore(around.database, self.room)
-        self.probes = Probes(probes, self.reader, around.hub, self.paths)
+        self.documents = ProfileStore(around.database, room=self.room)
+        self.circuit_store = CircuitStore(around.database, room=self.room)
+        stored = self.owner(DIRECTIONS)
+        self.vectors, self.probes = stored.vectors, stored.probes
         # monitoring is made after the owners of steering
         corpora = CorpusStore(around.database, self.settings.corpora_max_mb, self.room, around.now)
         self.corpus_results = CorpusResults(corpora, conductor)
@@ -251,88 +243,18 @@ class Owners(World):
         )
         self.interventions = Interventions(self.steering, conductor, self.edit_parts)
         self.serving = Serving(
-            documents, self.steering, conductor, self.catalog, self.settings, self.edit_parts
+            self.documents, self.steering, conductor, self.catalog, self.settings, self.edit_parts
         )
-        owners = documents, self.serving, conductor, self.catalog, self.edit_parts
-        self.profiles, self.clusters = Profiles(*owners), Clusters(*owners, self.reader)
-        self.cluster_packs = ClusterPacks(
-            self.settings, around.cluster_hub, self.clusters, self.reader, around.seconds
-        )
-        self.circuit_store = store = CircuitStore(around.database, room=self.room)
-        self.claims = LayerClaims(store, self.serving, self.steering, bus)
-        self.circuits = Circuits(
-            store,
-            documents,
-            self.reader,
-            self.clusters,
-            self.claims,
-            self.serving,
-            self.steering,
-            conductor,
-            self.settings,
-        )
+        self.profiles, self.clusters = self.owner(PROFILES), self.owner(CLUSTERS)
+        self.claims = self.owner(CLAIMS)
+        self.circuits = self.owner(CIRCUITS)
 
     def _make_observing(self) -> None:
-        self.monitoring = Monitoring(
-            self.conductor,
-            self.bus,
-            self.around.now,
-            self.settings.monitoring_contexts,
-            self.corpus_results,
-        )
-        self._make_sensing()
-        self.features = Features(
-            self.labels,
-            self.saes,
-            self.reader,
-            self.conductor,
-            self.launcher,
-            self.monitoring.counted,
-            self.corpus_results,
-        )
+        self.monitoring = self.owner(MONITORING)
+        self.cluster_sensing = self.owner(CLUSTER_SENSING)
+        self.circuit_sensing = self.owner(CIRCUIT_SENSING)
+        self.features = self.owner(FEATURES)
         self.jobs = Jobs(self.bus, self.around.now)
-
-    def _make_sensing(self) -> None:
-        settings, around, metrics = self.settings, self.around, self.metrics
-        clusters = FiringStore(
-            around.database,
-            sensing_events,
-            settings.sensing_max_events_per_cluster,
-            settings.sensing_max_age_days,
-            around.now,
-            around.seconds,
-        )
-        circuits = FiringStore(
-            around.database,
-            circuit_sensing_events,
-            settings.circuit_sensing_max_events_per_circuit,
-            settings.circuit_sensing_max_age_days,
-            around.now,
-            around.seconds,
-        )
-        self.sensing = ClusterSensing(
-            settings,
-            self.documents,
-            self.serving,
-            self.conductor,
-            self.bus,
-            Recorder(
-                clusters, metrics.cluster_sensing, settings.sensing_max_overhead_ms, around.seconds
-            ),
-        )
-        self.circuit_sensing = CircuitSensing(
-            settings,
-            self.circuit_store,
-            self.steering,
-            self.conductor,
-            self.bus,
-            Recorder(
-                circuits,
-                metrics.circuit_sensing,
-                settings.circuit_sensing_max_overhead_ms,
-                around.seconds,
-            ),
-        )
 
     def _make_requests(self) -> None:
         settings = self.settings
@@ -351,7 +273,7 @@ class Owners(World):
             self.serving,
             self.metrics,
             self.monitoring,
-            self.sensing,
+            self.cluster_sensing,
             self.circuit_sensing,
             Lookups(self.edit_parts, self.features, self.corpus_results),
         )
@@ -404,7 +326,7 @@ class Owners(World):
             metrics=self.metrics,
             monitoring=self.monitoring,
             checker=around.checker,
-            sensing=self.sensing,
+            sensing=self.cluster_sensing,
             circuit_sensing=self.circuit_sensing,
         )
         self.vitals, self.gauges = Vitals(watched), Gauges(watched)

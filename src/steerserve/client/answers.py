@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from steerserve.client import shown
 from steerserve.client.faults import ODD, UnexpectedAnswer, from_error
 from steerserve.control.inference import views
-from steerserve.control.sensing.feature_views import FeatureDetails
+from steerserve.nouns.features.form import FeatureDetails
 from steerserve.nouns.patches.rules import PatchedCell, Patches
 
 if TYPE_CHECKING:

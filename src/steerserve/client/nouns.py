@@ -74,37 +74,21 @@ from steerserve.control.saes.views import (
     SaeList,
     SaeRecord,
 )
-from steerserve.control.sensing.feature_views import (
-    FeatureLabel,
-    FeatureSearch,
-    ImportedLabels,
-    LabelPage,
-    SimilarFeature,
-    VectorTokens,
+from steerserve.control.sensing.sensing_views import DeletedFirings
+from steerserve.control.steering.views import LiveInterventions, SteeringState
+from steerserve.logs.lines import Level, LogLine, LogLines
+from steerserve.nouns.captures.form import (
+    CaptureDetails,
+    CaptureList,
+    CaptureRecord,
+    DeletedCapture,
 )
-from steerserve.control.sensing.monitoring_views import (
-    Cleared,
-    FeatureContexts,
-    FeatureFigures,
-    Metric,
-    MonitoredContext,
-    MonitoredToken,
-    MonitoringHistory,
-    MonitoringReport,
-    MonitoringStatistics,
-    TopFeatures,
-)
-from steerserve.control.sensing.sensing_views import (
+from steerserve.nouns.circuit_sensing.form import (
     CircuitSensingChange,
     CircuitSensingState,
-    ClusterFirings,
-    ClusterSensingReport,
-    DeletedFirings,
     EdgeFirings,
-    QuorumChange,
-    SensingChange,
 )
-from steerserve.control.steering.circuit_views import (
+from steerserve.nouns.circuits.form import (
     ActivatedCircuit,
     CircuitDetailRecord,
     CircuitList,
@@ -116,7 +100,25 @@ from steerserve.control.steering.circuit_views import (
     RedialledCircuit,
     ReleasedClaims,
 )
-from steerserve.control.steering.vector_views import (
+from steerserve.nouns.cluster_packs.form import PackedDefinition
+from steerserve.nouns.cluster_sensing.form import (
+    ClusterFirings,
+    ClusterSensingReport,
+    QuorumChange,
+    SensingChange,
+)
+from steerserve.nouns.clusters.form import (
+    ActivatedCluster,
+    ClusterImport,
+    ClusterList,
+    ClusterSummary,
+    ImportedItem,
+    IntensityReport,
+)
+from steerserve.nouns.clusters.rules import OfferedPack
+from steerserve.nouns.contrasts.form import Contrast, ContrastedFeature
+from steerserve.nouns.corpora.form import CorpusList, CorpusRecord, DeletedCorpus
+from steerserve.nouns.directions.form import (
     DeletedProbe,
     DeletedVector,
     ProbeList,
@@ -124,33 +126,7 @@ from steerserve.control.steering.vector_views import (
     VectorList,
     VectorNeighbours,
 )
-from steerserve.control.steering.views import (
-    ActivatedCluster,
-    ActivatedProfile,
-    ClusterImport,
-    ClusterList,
-    ClusterSummary,
-    DeactivatedProfile,
-    DeletedProfile,
-    ImportedItem,
-    ImportedProfileRecord,
-    IntensityReport,
-    LiveInterventions,
-    PackedDefinition,
-    ProfileExport,
-    ProfileList,
-    ProfileRecord,
-    SteeringState,
-)
-from steerserve.logs.lines import Level, LogLine, LogLines
-from steerserve.nouns.captures.form import (
-    CaptureDetails,
-    CaptureList,
-    CaptureRecord,
-    DeletedCapture,
-)
-from steerserve.nouns.contrasts.form import Contrast, ContrastedFeature
-from steerserve.nouns.corpora.form import CorpusList, CorpusRecord, DeletedCorpus
+from steerserve.nouns.directions.rules import ProbeRecord, VectorRecord
 from steerserve.nouns.effects.form import (
     DeletedEffects,
     EffectList,
@@ -158,8 +134,37 @@ from steerserve.nouns.effects.form import (
     Effects,
     KeptEffects,
 )
+from steerserve.nouns.features.form import (
+    FeatureLabel,
+    FeatureSearch,
+    ImportedLabels,
+    LabelPage,
+    SimilarFeature,
+    VectorTokens,
+)
 from steerserve.nouns.lens.rules import LensRecord
+from steerserve.nouns.monitoring.form import (
+    Cleared,
+    FeatureContexts,
+    FeatureFigures,
+    Metric,
+    MonitoredContext,
+    MonitoredToken,
+    MonitoringHistory,
+    MonitoringReport,
+    MonitoringStatistics,
+    TopFeatures,
+)
 from steerserve.nouns.patches.rules import Patches
+from steerserve.nouns.profiles.form import (
+    ActivatedProfile,
+    DeactivatedProfile,
+    DeletedProfile,
+    ImportedProfileRecord,
+    ProfileExport,
+    ProfileList,
+    ProfileRecord,
+)
 from steerserve.nouns.runs.form import DeletedRun, ImportedRuns, RunList
 from steerserve.nouns.runs.rules import Replayed, RunSummary, ShownRun
 from steerserve.nouns.suggestions.form import AcceptedLabels, SuggestedLabel, SuggestionList
@@ -176,8 +181,6 @@ from steerserve.rules.residency.replicas import ReplicaSet, ReplicaView
 from steerserve.rules.saes.sites import ModelSite
 from steerserve.rules.sensing.firings import ClusterFiringRecord, EdgeFiringRecord
 from steerserve.rules.sensing.ranking import Rank
-from steerserve.rules.steering.cluster import OfferedPack
-from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 
 OnConflict = Literal["rename", "fail"]
 Values = Mapping[int, float]

@@ -12,13 +12,14 @@ from typing import ClassVar
 import structlog
 from msgspec.structs import replace
 
-from steerserve.control.bus import Bus, LiveEvent
+from steerserve.control.bus import Bus
 from steerserve.control.metrics import CURRENT
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.errors import Refusal
 from steerserve.logs import background
 from steerserve.rules import jobs as rules
 from steerserve.rules.bounds import JOBS_UNFINISHED
+from steerserve.rules.events import LiveEvent
 from steerserve.rules.form import Form
 from steerserve.rules.jobs import JobError, JobFacts
 from steerserve.rules.throttle import WorkReport

@@ -11,13 +11,8 @@ from pathlib import Path
 from sqlalchemy import Table, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from steerserve.database.tables import circuits, probes, profiles, vectors
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
-
-DOCUMENTS = (profiles, circuits, vectors, probes)
-KINDS = ("profiles", "clusters", "circuits", "vectors", "probes")
-"""What these tables hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ class DocumentRoom:
     most: int
     most_mb: int
     reserve_mb: int
-    tables: Sequence[Table] = DOCUMENTS
+    tables: Sequence[Table] = ()
     kinds: str = "documents"
     setting: str = "MAX_STORED_DOCUMENTS"
 

@@ -1,4 +1,5 @@
-"""Every table of the database. Times are UTC. Live state (residency, locks, steering values) is not stored."""
+"""The tables that several owners write, and the types of columns. Other tables stand in the folders of their nouns.
+Times are UTC. Live state (residency, locks, steering values) is not stored."""
 
 from __future__ import annotations
 
@@ -29,15 +30,11 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 from steerserve.database.paths import DataPath
+from steerserve.nouns.circuits.rules.binding import CircuitOutline
+from steerserve.nouns.circuits.rules.document import Circuit
+from steerserve.nouns.clusters.rules import Cluster
 from steerserve.rules.inference.batches import AttachedSae, LineFault
 from steerserve.rules.sensing.firings import ClusterFiring, EdgeFiring
-from steerserve.rules.steering.binding import CircuitOutline
-from steerserve.rules.steering.circuit import Circuit
-from steerserve.rules.steering.cluster import Cluster
-from steerserve.rules.steering.levers import Measured
-from steerserve.rules.steering.probe import ProbeLayer
-from steerserve.rules.steering.records import Training, VectorSource
-from steerserve.rules.steering.vector import LayerNorm
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -250,58 +247,6 @@ circuits = Table(
     Index("ix_circuits_listed", "created_at", "id", "rung"),
     Index("ix_circuits_stored_bytes", "stored_bytes"),
 )
-
-vectors = Table(
-    "vectors",
-    metadata,
-    Column("id", String(17), primary_key=True),
-    Column("name", String(120), nullable=False),
-    Column("content_digest", String(64), nullable=False),
-    Column("model_hint", String(255)),
-    Column("operation", String(10), nullable=False),
-    Column("width", Integer, nullable=False),
-    Column("layers", Encoded(tuple[LayerNorm, ...]), nullable=False),
-    Column("data", LargeBinary, nullable=False),
-    Column("suggested_value", Float),
-    Column("source", Encoded(VectorSource), nullable=False),
-    Column("layer_convention", String(20), nullable=False),
-    Column("layer_offset", Integer, nullable=False),
-    Column("warnings", TextList, nullable=False),
-    Column("training", Encoded(Training)),
-    Column("measured", Encoded(Measured)),
-    Column("not_measured", Text),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("stored_bytes", Integer, nullable=False),
-    UniqueConstraint("name", name="uq_vectors_name"),
-    Index("ix_vectors_listed", "created_at", "id"),
-    Index("ix_vectors_stored_bytes", "stored_bytes"),
-)
-"""`data` has the directions one after the other in the order of `layers`: float32, little-endian, `width` numbers
-each."""
-
-probes = Table(
-    "probes",
-    metadata,
-    Column("id", String(18), primary_key=True),
-    Column("name", String(120), nullable=False),
-    Column("content_digest", String(64), nullable=False),
-    Column("model_hint", String(255)),
-    Column("width", Integer, nullable=False),
-    Column("layers", Encoded(tuple[ProbeLayer, ...]), nullable=False),
-    Column("data", LargeBinary, nullable=False),
-    Column("source", Encoded(VectorSource), nullable=False),
-    Column("layer_convention", String(20), nullable=False),
-    Column("layer_offset", Integer, nullable=False),
-    Column("warnings", TextList, nullable=False),
-    Column("training", Encoded(Training)),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("stored_bytes", Integer, nullable=False),
-    UniqueConstraint("name", name="uq_probes_name"),
-    Index("ix_probes_listed", "created_at", "id"),
-    Index("ix_probes_stored_bytes", "stored_bytes"),
-)
-"""`data` has the weights of the layers one after the other, as `vectors` has directions."""
-
 
 files = Table(
     "files",

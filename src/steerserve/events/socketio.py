@@ -12,12 +12,13 @@ import socketio
 import structlog
 from socketio import packet
 
-from steerserve.control.bus import Bus, Event, LiveEvent
+from steerserve.control.bus import Bus
 from steerserve.control.health.gpus import CardReadings, totals
 from steerserve.control.health.views import SYSTEM
 from steerserve.logs import background
 from steerserve.rules import throttle
 from steerserve.rules.bounds import LIVE_UNREAD_EVENTS
+from steerserve.rules.events import Event, LiveEvent
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)

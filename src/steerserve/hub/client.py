@@ -29,6 +29,7 @@ from steerserve.hub.wire import (
     SearchRepositories,
     Trouble,
 )
+from steerserve.nouns.clusters.rules import OfferedPack
 from steerserve.rules.bounds import HUB_HEADER_KEPT_BYTES, HUB_HEADERS_KEPT
 from steerserve.rules.models import breaker
 from steerserve.rules.models.breaker import Breaker, BreakerStatus, Limits
@@ -40,7 +41,6 @@ from steerserve.rules.models.repository import (
     check_repo_id,
     check_revision,
 )
-from steerserve.rules.steering.cluster import OfferedPack
 from steerserve.settings import Settings
 
 NAME = "huggingface"

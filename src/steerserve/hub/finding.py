@@ -19,8 +19,8 @@ from steerserve.hub.wire import (
     SearchRepositories,
     Trouble,
 )
+from steerserve.nouns.clusters.rules import OfferedPack
 from steerserve.rules.models.repository import check_repo_id
-from steerserve.rules.steering.cluster import OfferedPack
 
 ANSWER_BYTES = 8 << 20
 PART_BYTES = 1 << 20

@@ -8,8 +8,8 @@ from enum import StrEnum
 import msgspec
 
 from steerserve.hub.described import Repository
+from steerserve.nouns.clusters.rules import OfferedPack
 from steerserve.rules.models.repository import RepoFile, RepoType
-from steerserve.rules.steering.cluster import OfferedPack
 
 
 class Kind(StrEnum):

@@ -19,9 +19,9 @@ from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages import endings
 from steerserve.messages.carried import carry_edit
+from steerserve.nouns.cluster_sensing.rules import History
 from steerserve.rules.residency.heartbeat import Sign
 from steerserve.rules.residency.replicas import ReplicaView
-from steerserve.rules.sensing.cluster_sensing import History
 
 Answer = TypeVar("Answer")
 Report = Callable[[m.Progress], None]

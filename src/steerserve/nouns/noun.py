@@ -9,28 +9,43 @@ from typing import Any, Generic, TypeVar, cast
 from fastapi import APIRouter
 from sqlalchemy import Table
 
-from steerserve.control.bus import Bus, LiveEvent
+from steerserve.control.bus import Bus
 from steerserve.control.health.gpus import CardReadings
 from steerserve.control.health.views import Component
 from steerserve.control.inference.generate import Generation
 from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.texts import TextReader
 from steerserve.control.jobs import Jobs
+from steerserve.control.metrics import Metrics
 from steerserve.control.models.served import ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.leases import Seconds
+from steerserve.control.saes.saes import Saes
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.sensing.features import Features
 from steerserve.control.steering.interventions import EditParts
-from steerserve.control.steering.probes import Probes
-from steerserve.control.steering.vectors import Vectors
-from steerserve.database.catalog import Clock
+from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.steering.serving import Serving
+from steerserve.control.steering.steering import Steering
+from steerserve.database.catalog import Catalog, Clock
 from steerserve.database.db import Database
-from steerserve.database.labels import Labels
 from steerserve.database.room import DocumentRoom
 from steerserve.files.client_paths import ClientPaths
 from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads
+from steerserve.nouns.circuit_sensing.owner import CircuitSensing
+from steerserve.nouns.circuits.owner import Circuits
+from steerserve.nouns.circuits.store import CircuitStore
+from steerserve.nouns.claims.owner import LayerClaims
+from steerserve.nouns.cluster_sensing.owner import ClusterSensing
+from steerserve.nouns.clusters.owner import Clusters
+from steerserve.nouns.directions.owner import Probes, Vectors
+from steerserve.nouns.features.owner import Features
+from steerserve.nouns.labels.store import Labels
+from steerserve.nouns.monitoring.owner import Monitoring
+from steerserve.nouns.profiles.owner import Profiles
+from steerserve.nouns.profiles.store import ProfileStore
+from steerserve.rules.events import LiveEvent
 from steerserve.settings import Settings
 
 Owner = TypeVar("Owner")
@@ -69,7 +84,7 @@ class Noun(Generic[Owner]):
 
 class World:
     """The owners of the service, which the owners of nouns are given. `app/wiring.py` makes each of them after
-    those that it needs."""
+    those that it needs. The owners of nouns that other owners need are among them."""
 
     settings: Settings
     database: Database
@@ -82,12 +97,29 @@ class World:
     bus: Bus
     conductor: Conductor
     paths: ClientPaths
+    catalog: Catalog
+    cluster_hub: Hub
+    seconds: Seconds
+    metrics: Metrics
+    reader: DocumentReader
+    saes: Saes
+    steering: Steering
+    serving: Serving
+    edit_parts: EditParts
+    corpus_results: CorpusResults
+    documents: ProfileStore
+    circuit_store: CircuitStore
     labels: Labels
     vectors: Vectors
     probes: Probes
-    edit_parts: EditParts
+    profiles: Profiles
+    clusters: Clusters
+    claims: LayerClaims
+    circuits: Circuits
+    monitoring: Monitoring
+    cluster_sensing: ClusterSensing
+    circuit_sensing: CircuitSensing
     features: Features
-    corpus_results: CorpusResults
     jobs: Jobs
     served: ServedModels
     generation: Generation

@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import Table
 
 import steerserve.nouns as package
-from steerserve.control.bus import LiveEvent
 from steerserve.nouns.noun import Noun
 from steerserve.rules.changes import ACTIONS
+from steerserve.rules.events import LiveEvent
 
 ENTRY_POINTS = "steerserve.nouns"
 """The group of entry points under which other packages add nouns of their own."""

@@ -19,9 +19,9 @@ from starlette.requests import Request
 from steerserve import messages as m
 from steerserve.control.inference.asked import Asked
 from steerserve.control.models.served import ServedModel, ServedModels
-from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.errors import Refusal
+from steerserve.nouns.profiles.owner import Profiles
 from steerserve.nouns.runs.owner import SentRequest
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
 from steerserve.openai.values import AskedBase, invalid

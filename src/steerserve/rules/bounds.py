@@ -694,14 +694,14 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "`history_size` of its configuration, at most {HISTORY_RECORDS}, with at most {HISTORY_ACTIVATIONS} "
         "activations",
         "the oldest records are forgotten",
-        "tests/rules/sensing/test_monitoring.py::test_the_ring_keeps_as_many_activations_as_it_may",
+        "tests/nouns/monitoring/test_rules.py::test_the_ring_keeps_as_many_activations_as_it_may",
     ),
     Bound(
         "kept",
         "labels of features",
         "{LABELS_KEPT} labels of at most {LABELLED_SAES_KEPT} SAEs",
         "those that were read longest ago are read from the database again",
-        "tests/database/test_labels.py::test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_kept",
+        "tests/nouns/labels/test_store.py::test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_kept",
     ),
     Bound(
         "kept",
@@ -715,14 +715,14 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "profiles that were used last",
         "{PROFILES_KEPT}",
         "the others are read from the database",
-        "tests/database/test_documents.py::test_the_profiles_that_were_used_last_are_kept",
+        "tests/nouns/profiles/test_store.py::test_the_profiles_that_were_used_last_are_kept",
     ),
     Bound(
         "kept",
         "hub answers about cluster packs",
         "{PACK_ANSWERS_KEPT}",
         "the hub is asked again",
-        "tests/control/steering/test_cluster_packs.py::test_only_the_latest_answers_are_kept",
+        "tests/nouns/cluster_packs/test_owner.py::test_only_the_latest_answers_are_kept",
     ),
     Bound(
         "kept",

@@ -10,8 +10,9 @@ import msgspec
 import typer
 
 from steerserve.client import Client
-from steerserve.control.steering.circuit_views import CircuitRecord
-from steerserve.control.steering.views import LiveInterventions, ServingProfile
+from steerserve.control.steering.views import LiveInterventions
+from steerserve.nouns.circuits.form import CircuitRecord
+from steerserve.nouns.profiles.form import ServingProfile
 from steerserve.terminal import output
 
 Values = Mapping[str, float]

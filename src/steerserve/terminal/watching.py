@@ -12,8 +12,8 @@ import msgspec
 import typer
 
 from steerserve.client import Client
-from steerserve.control.sensing.monitoring_views import FeatureActivation, MonitoredToken
 from steerserve.logs.lines import Level, LogLine
+from steerserve.nouns.monitoring.form import FeatureActivation, MonitoredToken
 from steerserve.rules.bounds import LOG_LINES_KEPT
 from steerserve.terminal import naming, output
 

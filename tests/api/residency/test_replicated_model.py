@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from steerserve.control.bus import Event
 from steerserve.control.residency.events import ReplicaChanged
+from steerserve.rules.events import Event
 from tests import gguf
 from tests.local_cluster import LocalCluster
 from tests.service import Running, add_model, load_demo, running

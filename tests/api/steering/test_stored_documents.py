@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from steerserve import demo
-from steerserve.api.sensing import monitoring
+from steerserve.nouns.monitoring import routes as monitoring
 from tests.circuits import document, imported
 from tests.conftest import Start
 from tests.service import JSON, Running, add_sae, running

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from steerserve.control.bus import Event
 from steerserve.control.residency.events import LoadComplete, LoadError
 from steerserve.control.residency.work import Work
 from steerserve.database.catalog import ModelRow
+from steerserve.rules.events import Event
 from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
 from tests.control.residency.test_restoring import keys, steered

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from steerserve.database.documents import Documents
 from steerserve.errors import Refusal
 from steerserve.files import sae_files
+from steerserve.nouns.profiles.store import ProfileStore
 from tests.control.conftest import refused
 from tests.doubles import World
 from tests.waiting import soon
@@ -92,13 +92,13 @@ async def test_ids_of_an_earlier_version_are_renewed_with_all_that_names_them(wo
     for row, former in ((made, "sae_old"), (gone, "sae_gone")):
         await world.catalog.rename_sae(row.id, former, content_digest=None)
     await world.labels.put("sae_old", {3: "sea"})
-    profile = await Documents(world.database).add_profile(
+    profile = await ProfileStore(world.database).add_profile(
         name="calm", steering={3: 1.0}, sae_id="sae_old"
     )
     await world.saes.renew_ids()
     assert {row.id for row in await world.saes.list()} == {made.id, "sae_gone"}
     assert await world.labels.labels_of(made.id) == {3: "sea"}
-    assert (await Documents(world.database).row(profile.id)).sae_id == made.id
+    assert (await ProfileStore(world.database).row(profile.id)).sae_id == made.id
     assert (await world.saes.add(str(world.home / "sae")))[0].id == made.id
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from steerserve.control.sensing import recorder as module
-from steerserve.control.sensing.sensing_views import cluster_firing
 from steerserve.database.sensing import FiringStore
+from steerserve.nouns.cluster_sensing.form import cluster_firing
 from steerserve.rules.sensing.firings import Firing, FiringRow
-from tests.control.sensing import test_circuit_sensing as circuits
-from tests.control.sensing import test_sensing as clusters
 from tests.doubles import World
+from tests.nouns.circuit_sensing import test_owner as circuits
+from tests.nouns.cluster_sensing import test_owner as clusters
 from tests.waiting import soon, until
 
 Told = Callable[[], None]
@@ -25,7 +25,7 @@ async def sensed(request: pytest.FixtureRequest, world: World) -> AsyncIterator[
     """What is sensed, and a function that lets the engine tell of one choice."""
     if request.param == "cluster":
         cluster = await clusters.serving(world)
-        yield world.sensing, lambda: world.launcher.engine.on_spans(clusters.told(cluster))
+        yield world.cluster_sensing, lambda: world.launcher.engine.on_spans(clusters.told(cluster))
     else:
         await circuits.attached(world, 0, 1)
         circuit = await circuits.serving(world)
@@ -93,7 +93,7 @@ async def test_clearing_takes_the_events_that_wait_too_and_only_those_of_its_sub
         return await add(store, subject, firings)
 
     monkeypatch.setattr(FiringStore, "add", held)
-    recorder = world.sensing.recorder
+    recorder = world.cluster_sensing.recorder
     for row in (one, one, two, one):
         told = clusters.told(row)
         recorder.record_firings(
@@ -104,5 +104,5 @@ async def test_clearing_takes_the_events_that_wait_too_and_only_those_of_its_sub
     await until(lambda: recorder.waiting == 1)
     opened.set()
     assert await soon(clearing) == 3
-    found = await soon(world.sensing.events(50))
+    found = await soon(world.cluster_sensing.events(50))
     assert ([one.profile_id for one in found.events], found.total) == ([two.id], 1)

@@ -11,9 +11,9 @@ import httpx2
 import pytest
 
 from steerserve import demo
-from steerserve.control.bus import Event
 from steerserve.control.residency.events import LoadProgress
 from steerserve.files.client_paths import ClientPaths, allow_all
+from steerserve.rules.events import Event
 from tests.api.residency.test_replicated_model import Replicated
 from tests.api.saes.test_downloads import PATH, WEIGHTS, files_of
 from tests.engines.ray.nodes import Nodes, started

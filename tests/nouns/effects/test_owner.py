@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from steerserve.nouns.directions.rules import VectorSource
 from steerserve.nouns.effects.form import Effects
 from steerserve.nouns.effects.noun import EFFECTS
 from steerserve.nouns.effects.owner import EffectsRequest
-from steerserve.rules.steering.records import VectorSource
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature, SteeredVector
 from steerserve.rules.steering.vector import Direction, ReadVector
 from tests.control.conftest import refused

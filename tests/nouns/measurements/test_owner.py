@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from steerserve.nouns.directions.rules import VectorRecord
 from steerserve.nouns.trainings.noun import TRAININGS
 from steerserve.nouns.trainings.owner import Example
 from steerserve.rules.steering.levers import LeverPlace, Measured
-from steerserve.rules.steering.records import VectorRecord
 from tests.doubles import World
 from tests.nouns.trainings.test_owner import ASKED, crashed, unloaded
 from tests.waiting import soon, turns

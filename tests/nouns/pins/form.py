@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from steerserve.control.bus import LiveEvent
+from steerserve.rules.events import LiveEvent
 from steerserve.rules.form import Form
 
 

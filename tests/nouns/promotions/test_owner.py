@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steerserve.control.jobs import Job
-from steerserve.control.sensing.feature_views import FeatureSearch
+from steerserve.nouns.features.form import FeatureSearch
 from steerserve.nouns.promotions.form import PromotedFeatures
 from steerserve.nouns.promotions.noun import PROMOTIONS
 from steerserve.nouns.promotions.owner import Promotions

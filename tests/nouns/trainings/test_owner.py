@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from steerserve.control.inference import texts
+from steerserve.nouns.directions.rules import ProbeRecord, VectorRecord
 from steerserve.nouns.trainings.noun import TRAININGS
 from steerserve.nouns.trainings.owner import Example, TrainingRequest
-from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 from tests.control.conftest import refused
 from tests.doubles import World
 from tests.scripted_answers import HIDDEN

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from steerserve.errors import Refusal
+from steerserve.nouns.circuits.rules import serving as circuit_serving
+from steerserve.nouns.profiles.rules import Profile, ProfileEdits
 from steerserve.rules.steering import activation as serving
-from steerserve.rules.steering import circuit_serving, interventions
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, Placed
-from steerserve.rules.steering.profile import Profile, ProfileEdits
 from tests.rules.steering.owners import owned, values_of, whole
 from tests.rules.steering.saes import Sae
 

@@ -9,13 +9,12 @@ from typing_extensions import TypedDict
 
 from steerserve.api.answers.compare import CompareEvents
 from steerserve.control import jobs
-from steerserve.control.bus import LiveEvent
 from steerserve.control.health.views import SYSTEM, CardTotals
 from steerserve.control.models import events as models
 from steerserve.control.residency import events as residency
 from steerserve.control.saes import events as saes
-from steerserve.control.sensing import events as sensing
 from steerserve.control.steering import events as steering
+from steerserve.rules.events import LiveEvent
 
 LIVE: tuple[type[LiveEvent], ...] = (
     models.DownloadProgress,
@@ -33,10 +32,6 @@ LIVE: tuple[type[LiveEvent], ...] = (
     saes.SaeDownloadComplete,
     saes.SaeDownloadError,
     steering.SteeringUpdate,
-    sensing.MonitoringState,
-    sensing.MonitoringActivation,
-    sensing.ClusterFired,
-    sensing.CircuitFired,
     jobs.JobProgressed,
     jobs.JobEnded,
 )

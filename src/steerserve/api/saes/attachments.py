@@ -32,8 +32,8 @@ from steerserve.control.saes.views import (
     SetMember,
 )
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.sensing.monitoring import Monitoring
 from steerserve.control.steering.steering import Steering
+from steerserve.nouns.monitoring.owner import Monitoring
 from steerserve.rules.saes import sets as sae_set
 from steerserve.rules.saes import sites as sae_sites
 from steerserve.settings import Settings

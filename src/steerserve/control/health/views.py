@@ -9,8 +9,8 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from steerserve.control.steering.circuit_views import CircuitsHealth
-from steerserve.control.steering.views import ServingProfile
+from steerserve.nouns.circuits.form import CircuitsHealth
+from steerserve.nouns.profiles.form import ServingProfile
 from steerserve.rules.form import Form
 from steerserve.rules.inference.stepping import CompiledFunctions, CudaGraphs, RowSteps, SeededRows
 from steerserve.rules.models.breaker import BreakerStatus

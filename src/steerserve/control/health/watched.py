@@ -17,14 +17,14 @@ from steerserve.control.metrics import Metrics
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.replicas import Replicas
 from steerserve.control.residency.resident import Resident
-from steerserve.control.sensing.circuit_sensing import CircuitSensing
-from steerserve.control.sensing.monitoring import Monitoring
-from steerserve.control.sensing.sensing import ClusterSensing
-from steerserve.control.steering.claims import LayerClaims
 from steerserve.control.steering.serving import Serving
 from steerserve.database.db import Database
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.messages.engine import Engine
+from steerserve.nouns.circuit_sensing.owner import CircuitSensing
+from steerserve.nouns.claims.owner import LayerClaims
+from steerserve.nouns.cluster_sensing.owner import ClusterSensing
+from steerserve.nouns.monitoring.owner import Monitoring
 from steerserve.rules.residency.swap import Phase
 from steerserve.settings import Settings
 

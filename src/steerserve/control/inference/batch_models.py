@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import structlog
 
-from steerserve.control.bus import Bus, Event
+from steerserve.control.bus import Bus
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.events import LoadComplete, ModelLeaving, SaeAttached
 from steerserve.control.residency.resident import Attachment
@@ -16,6 +16,7 @@ from steerserve.control.saes.attachments import Attachments
 from steerserve.database.catalog import Catalog
 from steerserve.errors import Refusal
 from steerserve.messages import Overrides
+from steerserve.rules.events import Event
 from steerserve.rules.inference.batches import AttachedSae
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.steering.live import key_of

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from steerserve import messages as m
-from steerserve.control.bus import Event
 from steerserve.control.inference.asked import (
     SERIAL,
     Asked,
@@ -33,19 +32,20 @@ from steerserve.control.residency.events import (
     UnloadComplete,
 )
 from steerserve.control.residency.resident import Resident
-from steerserve.control.sensing.circuit_sensing import CircuitSensing
-from steerserve.control.sensing.monitoring import Monitoring
-from steerserve.control.sensing.sensing import ClusterSensing
-from steerserve.control.steering.profiles import Profiles
 from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import ModelRow
 from steerserve.engines.sandbox.pool import LineFull
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.messages.mailbox import Mailbox
+from steerserve.nouns.circuit_sensing.owner import CircuitSensing
+from steerserve.nouns.cluster_sensing.owner import ClusterSensing
+from steerserve.nouns.monitoring.owner import Monitoring
+from steerserve.nouns.profiles.owner import Profiles
 from steerserve.parts.part import pack
 from steerserve.parts.registry import parts
 from steerserve.rules import clients
+from steerserve.rules.events import Event
 from steerserve.rules.inference import names
 from steerserve.rules.residency import swap
 from steerserve.rules.steering import dial

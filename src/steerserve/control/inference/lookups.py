@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from steerserve.control.residency.resident import Resident
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.sensing.features import Features
 from steerserve.control.steering.interventions import EditParts
+from steerserve.nouns.features.owner import Features
 from steerserve.rules.sensing.ranking import Scales
 from steerserve.rules.steering.named_directions import NamedDirection
 

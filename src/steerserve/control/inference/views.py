@@ -10,6 +10,7 @@ from steerserve.control.steering.views import Values
 from steerserve.nouns.captures.form import CapturedTexts
 from steerserve.nouns.contrasts.form import Contrast
 from steerserve.nouns.corpora.form import CorpusRecord
+from steerserve.nouns.directions.rules import ProbeRecord, VectorRecord
 from steerserve.nouns.effects.form import Effects
 from steerserve.nouns.lens.rules import LensRecord
 from steerserve.nouns.patches.rules import Patches
@@ -17,7 +18,6 @@ from steerserve.nouns.promotions.form import PromotedFeatures
 from steerserve.nouns.suggestions.form import SuggestedLabels
 from steerserve.rules.form import Form
 from steerserve.rules.jobs import JobFacts
-from steerserve.rules.steering.records import ProbeRecord, VectorRecord
 
 
 class TokenizedText(Form, frozen=True):

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import structlog
 
-from steerserve.control.bus import Event
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.events import LoadComplete
 from steerserve.control.residency.records import reason_of
@@ -25,6 +24,7 @@ from steerserve.database.catalog import Catalog, ModelRow
 from steerserve.errors import Refusal
 from steerserve.files import model_content
 from steerserve.logs import background
+from steerserve.rules.events import Event
 
 log = structlog.get_logger(__name__)
 

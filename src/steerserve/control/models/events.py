@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from msgspec import UNSET, UnsetType
 
-from steerserve.control.bus import LiveEvent
 from steerserve.control.error_codes import ErrorCode
+from steerserve.rules.events import LiveEvent
 from steerserve.rules.form import Form
 from steerserve.rules.throttle import WorkReport
 

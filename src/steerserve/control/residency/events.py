@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from steerserve.control.bus import Event, LiveEvent
+from steerserve.rules.events import Event, LiveEvent
 from steerserve.rules.form import Form
 from steerserve.rules.residency.replicas import ReplicaView
 from steerserve.rules.throttle import WorkReport

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from steerserve.control.bus import Event
 from steerserve.control.metrics import Metrics
 from steerserve.control.residency.events import (
     LoadComplete,
@@ -10,6 +9,7 @@ from steerserve.control.residency.events import (
     LoadProgress,
     UnloadComplete,
 )
+from steerserve.rules.events import Event
 
 
 def count_load(metrics: Metrics, event: Event) -> None:

@@ -15,10 +15,10 @@ from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.reading import SaeReader
 from steerserve.control.saes.records import claimed, content_id_of
 from steerserve.database.catalog import Catalog, SaeRow
-from steerserve.database.labels import Labels
 from steerserve.errors import Refusal
 from steerserve.files import local, sae_files
 from steerserve.files.client_paths import ClientPaths
+from steerserve.nouns.labels.store import Labels
 
 __all__ = ["SaeRow", "Saes"]
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from steerserve.control.bus import Event, LiveEvent
+from steerserve.rules.events import Event, LiveEvent
 
 _Values = dict[str, float]
 

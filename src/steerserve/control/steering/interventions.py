@@ -12,12 +12,11 @@ from msgspec import structs
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident
-from steerserve.control.steering.probes import Probes
 from steerserve.control.steering.sources import Captured, read_sources
 from steerserve.control.steering.steering import Steering
-from steerserve.control.steering.vectors import Vectors
 from steerserve.control.steering.views import LiveInterventions
 from steerserve.errors import Refusal
+from steerserve.nouns.directions.owner import Probes, Vectors
 from steerserve.rules.saes.sites import layers_of
 from steerserve.rules.steering import interventions as rules
 from steerserve.rules.steering import live as live_rules

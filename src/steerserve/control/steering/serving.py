@@ -19,17 +19,18 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.records import origin_of
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.control.steering.steering import Steering
-from steerserve.control.steering.views import ActivatedProfile, ServingProfile
 from steerserve.database.catalog import Catalog
-from steerserve.database.documents import Documents, ProfileRow
 from steerserve.errors import Refusal
+from steerserve.nouns.clusters import rules as cluster
+from steerserve.nouns.profiles.form import ActivatedProfile, ServingProfile
+from steerserve.nouns.profiles.rules import Profile, ProfileEdits
+from steerserve.nouns.profiles.store import ProfileRow, ProfileStore
 from steerserve.rules.steering import activation as rules
-from steerserve.rules.steering import cluster, interventions
+from steerserve.rules.steering import interventions
 from steerserve.rules.steering import live as live_rules
 from steerserve.rules.steering.intensity import Range
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import listed
-from steerserve.rules.steering.profile import Profile, ProfileEdits
 from steerserve.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -47,7 +48,7 @@ class Serving:
 
     def __init__(
         self,
-        documents: Documents,
+        documents: ProfileStore,
         steering: Steering,
         conductor: Conductor,
         catalog: Catalog,

@@ -8,9 +8,9 @@ import struct
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.nouns.directions.rules import Training
 from steerserve.rules.models.gguf_layout import ALIGNMENT_DEFAULT
 from steerserve.rules.saes.sites import RESID_POST
-from steerserve.rules.steering.records import Training
 from steerserve.rules.steering.vector import ADD, KIND, PROJECT, SUGGESTED, Direction, Vector
 
 _VERSION = 3

@@ -16,11 +16,11 @@ from steerserve.control.inference.texts import NamedText, TextReader, held_out, 
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
-from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.nouns.contrasts import rules
 from steerserve.nouns.contrasts.form import Contrast, ContrastedFeature, ContrastedTexts
 from steerserve.nouns.contrasts.rules import Contrasted, Pooled
+from steerserve.nouns.features.owner import Features
 from steerserve.parts.pool.form import POOL, Pool
 from steerserve.parts.pool.form import Pooled as PooledText
 from steerserve.rules.inference.prompts import Conversation

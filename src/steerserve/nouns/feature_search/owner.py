@@ -12,11 +12,11 @@ from steerserve.control.inference.texts import NamedText, TextReader, of_kind, o
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.sensing.feature_views import FeatureSearch, SimilarFeature
-from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.messages.spelling import Spell
 from steerserve.nouns.contrasts.owner import pooled_values
+from steerserve.nouns.features.form import FeatureSearch, SimilarFeature
+from steerserve.nouns.features.owner import Features
 from steerserve.parts.pool.form import POOL, Pool, Pooled
 from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.sensing import ranking

@@ -13,9 +13,9 @@ from steerserve.api.answers.jobs import BEGUN, Wait, begun, is_over
 from steerserve.api.envelope import RequestBody, success
 from steerserve.api.inference.tokens import Conversation, Written, client_of, text_or_chat
 from steerserve.control.jobs import Job
-from steerserve.control.sensing.feature_views import FeatureSearch
-from steerserve.control.sensing.features import Features
 from steerserve.nouns.feature_search.owner import Order, TextSearch
+from steerserve.nouns.features.form import FeatureSearch
+from steerserve.nouns.features.owner import Features
 from steerserve.nouns.promotions.owner import Promotions
 from steerserve.settings import Settings
 

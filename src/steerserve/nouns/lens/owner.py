@@ -14,10 +14,10 @@ from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Generation, Run
 from steerserve.control.models.served import ServedModel, ServedModels
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.sensing.features import Features
 from steerserve.files import local
 from steerserve.files.client_paths import ClientPaths
 from steerserve.messages.engine import no_layers
+from steerserve.nouns.features.owner import Features
 from steerserve.nouns.lens import rules
 from steerserve.nouns.lens.form import (
     AttributedFeature,

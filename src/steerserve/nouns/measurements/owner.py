@@ -25,9 +25,10 @@ from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.control.steering.interventions import facts_of
-from steerserve.control.steering.vectors import Vectors
 from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
+from steerserve.nouns.directions.owner import Vectors
+from steerserve.nouns.directions.rules import VectorRecord
 from steerserve.nouns.effects import rules as effects
 from steerserve.nouns.effects.rules import Written
 from steerserve.nouns.trainings import rules as training
@@ -46,7 +47,6 @@ from steerserve.rules.steering.levers import (
 )
 from steerserve.rules.steering.placed import Placed
 from steerserve.rules.steering.placing import placed
-from steerserve.rules.steering.records import VectorRecord
 from steerserve.rules.steering.request import RequestSteering, SteeredVector
 from steerserve.rules.steering.vector import Direction, Vector
 

@@ -11,10 +11,10 @@ from steerserve import messages as m
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, content_key
-from steerserve.control.sensing.feature_views import FeatureSearch, SimilarFeature
-from steerserve.control.sensing.features import Features
 from steerserve.errors import Refusal
 from steerserve.messages.spelling import Spell
+from steerserve.nouns.features.form import FeatureSearch, SimilarFeature
+from steerserve.nouns.features.owner import Features
 from steerserve.nouns.promotions.form import PromotedFeatures
 from steerserve.nouns.promotions.store import PromotedStore
 from steerserve.rules.saes.sites import STREAM_SITES

@@ -20,12 +20,12 @@ from steerserve.control.models.served import ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.sensing.features import Features
-from steerserve.database.labels import Labels
 from steerserve.errors import Refusal
 from steerserve.hub.chats import ChatEndpoints
 from steerserve.messages.spelling import Spell
 from steerserve.nouns.corpora import rules as corpus
+from steerserve.nouns.features.owner import Features
+from steerserve.nouns.labels.store import Labels
 from steerserve.nouns.suggestions import rules
 from steerserve.nouns.suggestions.form import (
     AcceptedLabels,

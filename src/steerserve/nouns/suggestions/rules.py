@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steerserve.rules.sensing.labels import LENGTH_MAXIMUM
+from steerserve.nouns.labels.rules import LENGTH_MAXIMUM
 from steerserve.rules.text import line_fault
 
 PROMPT_VERSION = 1

@@ -10,9 +10,9 @@ from sqlalchemy import insert, select, update
 
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
-from steerserve.database.labels import check_record
 from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import label_suggestions
+from steerserve.nouns.labels.store import check_record
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,20 @@ from steerserve.control.inference.texts import NamedText, TextReader, held_out, 
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
-from steerserve.control.steering.probes import Probes
-from steerserve.control.steering.vectors import Vectors
 from steerserve.errors import Refusal
 from steerserve.messages.engine import no_layers
 from steerserve.nouns.contrasts.rules import check_groups
+from steerserve.nouns.directions.owner import Probes, Vectors
+from steerserve.nouns.directions.rules import (
+    FeatureNeighbour,
+    ProbeRecord,
+    ReadPosition,
+    TextIndex,
+    TrainedLayer,
+    Training,
+    VectorRecord,
+    VectorSource,
+)
 from steerserve.nouns.lens.rules import check_layers
 from steerserve.nouns.measurements.owner import Measurement, VectorMeasurements
 from steerserve.nouns.trainings import rules
@@ -27,16 +36,6 @@ from steerserve.rules.models import architecture
 from steerserve.rules.steering import levers
 from steerserve.rules.steering.positions import Span
 from steerserve.rules.steering.probe import ReadProbe
-from steerserve.rules.steering.records import (
-    FeatureNeighbour,
-    ProbeRecord,
-    ReadPosition,
-    TextIndex,
-    TrainedLayer,
-    Training,
-    VectorRecord,
-    VectorSource,
-)
 from steerserve.rules.steering.vector import Direction, ReadVector
 
 VECTOR, PROBE = "vector_training", "probe_training"

@@ -21,10 +21,10 @@ from steerserve.api.inference.tokens import (
     invalid_field,
 )
 from steerserve.control.inference.views import JobAnswer
+from steerserve.nouns.directions.rules import TextIndex
 from steerserve.nouns.lens.routes import LAYERS_MAXIMUM
 from steerserve.nouns.trainings.owner import Example, Method, Trainings
 from steerserve.nouns.trainings.owner import TrainingRequest as Asked
-from steerserve.rules.steering.records import TextIndex
 from steerserve.rules.steering.vector import NAME_MAXIMUM
 from steerserve.settings import Settings
 

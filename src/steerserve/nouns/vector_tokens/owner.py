@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.sensing.feature_views import DirectionTokens, VectorTokens
-from steerserve.control.sensing.features import promoted
-from steerserve.control.steering.vectors import Vectors
 from steerserve.messages.engine import no_layers
+from steerserve.nouns.directions.owner import Vectors
+from steerserve.nouns.features.form import DirectionTokens, VectorTokens
+from steerserve.nouns.features.owner import promoted
 from steerserve.rules.models import architecture
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.rules.steering import vector as rules

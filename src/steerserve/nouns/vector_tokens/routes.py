@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import success
-from steerserve.control.sensing.feature_views import VectorTokens
+from steerserve.nouns.features.form import VectorTokens
 from steerserve.nouns.vector_tokens.owner import PromotingVectors
 from steerserve.rules.sensing import promoting
 from steerserve.rules.steering.vector import LAYER_MAXIMUM

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from steerserve.errors import Refusal
+from steerserve.nouns.clusters import rules as cluster
+from steerserve.nouns.profiles.rules import Profile, site
 from steerserve.rules.saes.attachment import AttachedSae, ClusterChoice, Sae
-from steerserve.rules.steering import cluster
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.edits import Feature
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, Placed, Values, is_clamped
 from steerserve.rules.steering.placing import ModelFacts, standing_of
-from steerserve.rules.steering.profile import Profile, site
 from steerserve.rules.steering.served import Owned, ServedProfile
 
 

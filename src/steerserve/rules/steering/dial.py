@@ -24,8 +24,11 @@ from typing import Any
 from msgspec import structs
 
 from steerserve.errors import Refusal
+from steerserve.nouns.circuits.rules import serving as circuit_serving
+from steerserve.nouns.profiles.rules import Profile as Profile
+from steerserve.nouns.profiles.rules import site
 from steerserve.rules.saes.attachment import AttachedSae
-from steerserve.rules.steering import activation, circuit_serving
+from steerserve.rules.steering import activation
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM, find_limits
 from steerserve.rules.steering.intensity import Range as Range
@@ -40,8 +43,6 @@ from steerserve.rules.steering.placed import (
     total,
 )
 from steerserve.rules.steering.placing import ModelFacts, arranged, placed
-from steerserve.rules.steering.profile import Profile as Profile
-from steerserve.rules.steering.profile import site
 from steerserve.rules.steering.request import RequestSteering
 from steerserve.rules.steering.served import ServedCircuit, composed
 

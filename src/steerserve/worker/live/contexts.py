@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import FeatureContext, Window
-from steerserve.rules.sensing import cluster_sensing as sensing
-from steerserve.rules.sensing.cluster_sensing import Decode
+from steerserve.nouns.cluster_sensing import rules as sensing
+from steerserve.nouns.cluster_sensing.rules import Decode
 from steerserve.worker.live.ranking import is_active
 from steerserve.worker.rows.rows import BatchRow
 

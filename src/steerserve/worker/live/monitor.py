@@ -21,8 +21,8 @@ from steerserve.messages import (
     Request,
     Statistics,
 )
+from steerserve.nouns.cluster_sensing.rules import Decode
 from steerserve.parts.row_part import Copied, Read, RowPart, SaeRead
-from steerserve.rules.sensing.cluster_sensing import Decode
 from steerserve.rules.steering import live as steering
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes

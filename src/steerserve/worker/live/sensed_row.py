@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from steerserve import messages as m
+from steerserve.nouns.circuit_sensing import rules as edge_sensing
+from steerserve.nouns.circuit_sensing.rules import EdgeTracker
+from steerserve.nouns.cluster_sensing import rules as sensing
+from steerserve.nouns.cluster_sensing.rules import Decode, SensedMember, SpanTracker
 from steerserve.parts.row_part import Read, Reader, RowPart, SaeRead
-from steerserve.rules.sensing import circuit_sensing as edge_sensing
-from steerserve.rules.sensing import cluster_sensing as sensing
-from steerserve.rules.sensing.circuit_sensing import EdgeTracker
-from steerserve.rules.sensing.cluster_sensing import Decode, SensedMember, SpanTracker
 from steerserve.worker.live.armed import ArmedPart, Fires
 from steerserve.worker.rows.rows import BatchRow
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import ArmedCircuit, ArmedCluster, Event, Request
+from steerserve.nouns.cluster_sensing.rules import Decode, common_prefix
 from steerserve.parts.row_part import Copied, RowPart, SaeRead
-from steerserve.rules.sensing.cluster_sensing import Decode, common_prefix
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.live.armed import Arming, Armoury, Fires, Whole, keys_of, subjects_of

@@ -1,0 +1,1 @@
+"""Which edges of serving circuits fire."""

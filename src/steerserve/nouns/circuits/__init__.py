@@ -1,0 +1,1 @@
+"""Circuits: members and edges at several layers that serve together."""

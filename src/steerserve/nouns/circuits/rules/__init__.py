@@ -1,0 +1,1 @@
+"""What circuit documents say, which SAEs they need, and how they serve."""

@@ -1,0 +1,1 @@
+"""The layers that serving circuits claim."""

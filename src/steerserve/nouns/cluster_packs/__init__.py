@@ -1,0 +1,1 @@
+"""Packs of clusters on the model hub."""

@@ -1,0 +1,1 @@
+"""Where members of the active cluster fire together."""

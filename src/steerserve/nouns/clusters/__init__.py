@@ -1,0 +1,1 @@
+"""Clusters: documents of a studio, of which one serves behind a dial."""

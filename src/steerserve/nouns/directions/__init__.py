@@ -1,0 +1,1 @@
+"""Stored vectors and probes."""

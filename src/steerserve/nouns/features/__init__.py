@@ -1,0 +1,1 @@
+"""The features of SAEs: labels, geometry, neighbours."""

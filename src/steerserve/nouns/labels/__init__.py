@@ -1,0 +1,1 @@
+"""What the features of SAEs are called."""

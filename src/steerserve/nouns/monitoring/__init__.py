@@ -1,0 +1,1 @@
+"""Which features fire while models answer."""

@@ -1,0 +1,1 @@
+"""Saved values and edits that steer every request."""
