@@ -35,8 +35,10 @@ NOUN_FILES = {
 }
 """The file of a noun -> the floor that it belongs to."""
 NOUN_DOMAINS = {
+    **dict.fromkeys(("models", "replicas", "leases"), "models"),
+    **dict.fromkeys(("saes", "attachments"), "saes"),
     **dict.fromkeys(("profiles", "clusters", "cluster_packs"), "steering"),
-    **dict.fromkeys(("circuits", "claims", "directions"), "steering"),
+    **dict.fromkeys(("circuits", "claims", "directions", "steering", "interventions"), "steering"),
     **dict.fromkeys(
         ("labels", "features", "monitoring", "cluster_sensing", "circuit_sensing"), "sensing"
     ),

@@ -13,10 +13,10 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from steerserve import demo
-from tests.api.residency.test_replicated_model import BASE, Replicated, by_name
 from tests.browser.conftest import NARROW, Tab
 from tests.browser.visit import Visit
 from tests.local_cluster import LocalCluster
+from tests.nouns.replicas.test_replicated_model import BASE, Replicated, by_name
 from tests.service import Running, add_sae, load_demo, running
 
 NAME = demo.MODEL_NAME

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from steerserve import demo
-from tests.api.residency.test_replicated_model import BASE, Replicated
 from tests.engines.ray.nodes import Nodes, replica_of, started
 from tests.local_cluster import LocalCluster
+from tests.nouns.replicas.test_replicated_model import BASE, Replicated
 from tests.service import add_sae, load_demo, running
 from tests.soak.steered import Asker, Operator, Records, judged, words_of
 

@@ -9,15 +9,7 @@ from fastapi import APIRouter
 
 from steerserve.api.health import health as health_routes
 from steerserve.api.inference import compare as compare_routes
-from steerserve.api.inference import jobs as job_routes
 from steerserve.api.inference import tokens as token_routes
-from steerserve.api.models import models as model_routes
-from steerserve.api.residency import leases as lease_routes
-from steerserve.api.residency import replicas as replica_routes
-from steerserve.api.saes import attachments as attachment_routes
-from steerserve.api.saes import saes as sae_routes
-from steerserve.api.steering import interventions as intervention_routes
-from steerserve.api.steering import steering as steering_routes
 from steerserve.app.wiring import Owners
 from steerserve.nouns.noun import Noun
 from steerserve.nouns.registry import nouns, own_nouns
@@ -56,31 +48,26 @@ def inference(owners: Owners) -> list[APIRouter]:
 
 
 def management(owners: Owners) -> list[APIRouter]:
-    """The routers of `/api`. Routes with fixed words come before routes that read the same part of the path as an
-    id."""
-    attached = attachment_routes.Status(
-        owners.conductor, owners.steering, owners.monitoring, owners.corpus_results
-    )
+    """The routers of `/api`."""
     own = own_nouns()
     foreign = [noun for name, noun in nouns().items() if name not in own]
-    return [
+    ours = APIRouter()
+    for router in (
         *_routers(owners, own.values()),
-        model_routes.router(
-            owners.models, owners.model_downloads, owners.conductor, owners.replicas
-        ),
-        replica_routes.router(owners.models, owners.replicas),
-        lease_routes.router(owners.models, owners.conductor),
-        steering_routes.router(owners.steering),
-        intervention_routes.router(owners.interventions),
-        attachment_routes.router(owners.saes, owners.attachments, attached, owners.settings),
-        sae_routes.router(owners.saes, owners.sae_downloads, attached),
         compare_routes.router(owners.compare, owners.settings),
         token_routes.router(owners.speller, owners.settings),
-        job_routes.router(owners.jobs),
         health_routes.router(owners.vitals, owners.gauges, owners.around.log_lines),
-        # last, so that no package of others takes a route of the service
-        *_routers(owners, foreign),
-    ]
+    ):
+        ours.routes += router.routes
+    ours.routes.sort(key=_parameters)
+    # last, so that no package of others takes a route of the service
+    return [ours, *_routers(owners, foreign)]
+
+
+def _parameters(route: Any) -> list[bool]:
+    """Which parts of the path of a route are parameters. In the order of these lists, a route with a fixed word comes
+    before routes that read the same part as an id."""
+    return [part.startswith("{") for part in route.path.split("/")]
 
 
 def _routers(owners: Owners, some: Iterable[Noun[Any]]) -> list[APIRouter]:

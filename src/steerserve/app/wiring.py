@@ -27,11 +27,9 @@ from steerserve.control.inference.lookups import Lookups
 from steerserve.control.inference.queue import Queue
 from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.texts import TextReader
-from steerserve.control.jobs import Jobs
 from steerserve.control.metrics import Metrics
 from steerserve.control.models.contents import ModelContents
 from steerserve.control.models.downloads import ModelDownloads
-from steerserve.control.models.models import Models
 from steerserve.control.models.served import ServedModels
 from steerserve.control.residency import free_memory
 from steerserve.control.residency.cluster import EngineCluster
@@ -40,16 +38,12 @@ from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.free_memory import Read
 from steerserve.control.residency.leases import Seconds
 from steerserve.control.residency.load_counts import count_load
-from steerserve.control.residency.replicas import Replicas
-from steerserve.control.saes.attachments import Attachments
 from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.reading import SaeReader
-from steerserve.control.saes.saes import Saes
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.steering.interventions import EditParts, Interventions
+from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
-from steerserve.control.steering.steering import Steering
 from steerserve.database.batches import BatchStore
 from steerserve.database.catalog import Catalog, Clock, utc_now
 from steerserve.database.db import Database
@@ -62,6 +56,7 @@ from steerserve.hub.child import Downloaders
 from steerserve.hub.client import Hub, cluster_hub
 from steerserve.hub.downloads import Downloads
 from steerserve.logs.recent import RecentLines
+from steerserve.nouns.attachments.noun import ATTACHMENTS
 from steerserve.nouns.captures.noun import CAPTURES
 from steerserve.nouns.circuit_sensing.noun import CIRCUIT_SENSING
 from steerserve.nouns.circuits.noun import CIRCUITS
@@ -72,12 +67,17 @@ from steerserve.nouns.clusters.noun import CLUSTERS
 from steerserve.nouns.corpora.store import CorpusStore
 from steerserve.nouns.directions.noun import DIRECTIONS
 from steerserve.nouns.features.noun import FEATURES
+from steerserve.nouns.jobs.noun import JOBS
 from steerserve.nouns.labels.noun import LABELS
+from steerserve.nouns.models.noun import MODELS
 from steerserve.nouns.monitoring.noun import MONITORING
 from steerserve.nouns.noun import World
 from steerserve.nouns.profiles.noun import PROFILES
 from steerserve.nouns.profiles.store import ProfileStore
 from steerserve.nouns.registry import nouns
+from steerserve.nouns.replicas.noun import REPLICAS
+from steerserve.nouns.saes.noun import SAES
+from steerserve.nouns.steering.noun import STEERING
 from steerserve.settings import Settings
 
 
@@ -143,6 +143,7 @@ class Owners(World):
         self.catalog = Catalog(around.database)
         self.paths = client_paths(settings)
         self.seconds, self.cluster_hub = around.seconds, around.cluster_hub
+        self.read_free = around.read_free
         documents = {kind: one for noun in nouns().values() for kind, one in noun.documents.items()}
         kinds = list(documents)
         self.room = DocumentRoom(
@@ -190,7 +191,7 @@ class Owners(World):
         self.conductor = Conductor(
             self.settings, self.catalog, around.launcher, self.bus, around.now, around.seconds
         )
-        self.replicas = Replicas(self.conductor, around.launcher, self.settings)
+        self.replicas = self.owner(REPLICAS)
 
     def _make_library(self) -> None:
         around, settings, catalog, bus = self.around, self.settings, self.catalog, self.bus
@@ -198,34 +199,16 @@ class Owners(World):
         self.model_downloads = ModelDownloads(settings, catalog, around.hub, bus, self.downloads)
         self.contents = ModelContents(catalog, self.conductor)
         bus.subscribe(self.contents.took)
-        self.models = Models(
-            catalog,
-            self.conductor,
-            self.model_downloads,
-            self.contents,
-            self.paths,
-            settings.may_run_remote_code,
-        )
+        self.models = self.owner(MODELS)
         self.sae_reader = SaeReader(self.conductor, around.launcher)
         self.sae_downloads = SaeDownloads(
             settings, catalog, around.hub, bus, self.downloads, self.sae_reader
         )
-        self.saes = Saes(
-            catalog, self.conductor, self.sae_reader, self.labels, self.sae_downloads, self.paths
-        )
+        self.saes = self.owner(SAES)
 
     def _make_interventions(self) -> None:
-        conductor, bus, around = self.conductor, self.bus, self.around
-        self.attachments = Attachments(
-            conductor,
-            bus,
-            self.catalog,
-            self.settings,
-            self.contents,
-            self.launcher.nodes,
-            around.read_free,
-        )
-        self.steering = Steering(conductor, bus)
+        conductor, around = self.conductor, self.around
+        self.attachments, self.steering = self.owner(ATTACHMENTS), self.owner(STEERING)
         self.documents = ProfileStore(around.database, room=self.room)
         self.circuit_store = CircuitStore(around.database, room=self.room)
         stored = self.owner(DIRECTIONS)
@@ -241,7 +224,6 @@ class Owners(World):
             self.corpus_results.largest,
             lambda source, place: self.owner(CAPTURES).values(source, place),
         )
-        self.interventions = Interventions(self.steering, conductor, self.edit_parts)
         self.serving = Serving(
             self.documents, self.steering, conductor, self.catalog, self.settings, self.edit_parts
         )
@@ -254,7 +236,7 @@ class Owners(World):
         self.cluster_sensing = self.owner(CLUSTER_SENSING)
         self.circuit_sensing = self.owner(CIRCUIT_SENSING)
         self.features = self.owner(FEATURES)
-        self.jobs = Jobs(self.bus, self.around.now)
+        self.jobs = self.owner(JOBS)
 
     def _make_requests(self) -> None:
         settings = self.settings

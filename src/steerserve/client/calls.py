@@ -34,7 +34,7 @@ import msgspec
 
 from steerserve.client import shown
 from steerserve.client.faults import BY_CODE, ODD, ServiceError, UnexpectedAnswer, from_answer
-from steerserve.control.models.views import ModelList, ModelRecord
+from steerserve.nouns.models.form import ModelList, ModelRecord
 from steerserve.rules.bounds import CLIENT_ANSWER_BYTES
 
 P = ParamSpec("P")

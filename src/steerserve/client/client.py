@@ -38,9 +38,9 @@ from steerserve.client.calls import (
 )
 from steerserve.client.faults import ServiceError, ServiceUnreachable
 from steerserve.control.inference.views import TokenizedText
-from steerserve.control.models.views import ModelList
 from steerserve.nouns.lens.form import AttributionAnswer, LensAnswer
 from steerserve.nouns.lens.rules import AttributedPositions, AttributionMethod
+from steerserve.nouns.models.form import ModelList
 from steerserve.rules import near_names
 from steerserve.rules.inference import fields, names
 

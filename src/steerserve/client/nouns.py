@@ -48,32 +48,6 @@ from steerserve.control.health.views import (
     ServiceVersion,
 )
 from steerserve.control.inference.views import JobList, JobRecord
-from steerserve.control.models.views import (
-    DeletedModel,
-    ModelList,
-    ModelRecord,
-    ModelSites,
-    OfferedModels,
-    UnlockedModel,
-)
-from steerserve.control.saes.views import (
-    AttachedSet,
-    AttachmentEntry,
-    AttachmentList,
-    CancelledSae,
-    Compatibility,
-    DeletedSae,
-    DetachedSae,
-    FirstAttachment,
-    NewAttachment,
-    NoAttachment,
-    OfferedSae,
-    OfferedSaes,
-    RegisteredSae,
-    SaeDetails,
-    SaeList,
-    SaeRecord,
-)
 from steerserve.control.sensing.sensing_views import DeletedFirings
 from steerserve.control.steering.views import LiveInterventions, SteeringState
 from steerserve.logs.lines import Level, LogLine, LogLines
@@ -143,6 +117,14 @@ from steerserve.nouns.features.form import (
     VectorTokens,
 )
 from steerserve.nouns.lens.rules import LensRecord
+from steerserve.nouns.models.form import (
+    DeletedModel,
+    ModelList,
+    ModelRecord,
+    ModelSites,
+    OfferedModels,
+    UnlockedModel,
+)
 from steerserve.nouns.monitoring.form import (
     Cleared,
     FeatureContexts,
@@ -167,6 +149,24 @@ from steerserve.nouns.profiles.form import (
 )
 from steerserve.nouns.runs.form import DeletedRun, ImportedRuns, RunList
 from steerserve.nouns.runs.rules import Replayed, RunSummary, ShownRun
+from steerserve.nouns.saes.form import (
+    AttachedSet,
+    AttachmentEntry,
+    AttachmentList,
+    CancelledSae,
+    Compatibility,
+    DeletedSae,
+    DetachedSae,
+    FirstAttachment,
+    NewAttachment,
+    NoAttachment,
+    OfferedSae,
+    OfferedSaes,
+    RegisteredSae,
+    SaeDetails,
+    SaeList,
+    SaeRecord,
+)
 from steerserve.nouns.suggestions.form import AcceptedLabels, SuggestedLabel, SuggestionList
 from steerserve.nouns.trained_lenses.form import DeletedLens, LensList
 from steerserve.rules.jobs import JobFacts

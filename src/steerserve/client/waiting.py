@@ -23,8 +23,8 @@ from steerserve.client.calls import (
 )
 from steerserve.client.faults import ServiceError
 from steerserve.control.inference.views import JobRecord, JobResult
-from steerserve.control.models.views import ModelRecord
-from steerserve.control.saes.views import SaeDetails
+from steerserve.nouns.models.form import ModelRecord
+from steerserve.nouns.saes.form import SaeDetails
 from steerserve.rules.jobs import JobFacts
 
 Seen = Callable[[float, float], None]

@@ -11,7 +11,7 @@ from typing import Any
 
 import steerserve
 from steerserve.client import ServiceError, ServiceUnreachable
-from steerserve.control.models.views import ModelRecord
+from steerserve.nouns.models.form import ModelRecord
 from steerserve.rules import near_names
 
 NAMES_SHOWN = 20

@@ -17,11 +17,16 @@ from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.texts import TextReader
 from steerserve.control.jobs import Jobs
 from steerserve.control.metrics import Metrics
+from steerserve.control.models.contents import ModelContents
+from steerserve.control.models.downloads import ModelDownloads
 from steerserve.control.models.served import ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
+from steerserve.control.residency.free_memory import Read
 from steerserve.control.residency.leases import Seconds
-from steerserve.control.saes.saes import Saes
+from steerserve.control.residency.replicas import Replicas
+from steerserve.control.saes.downloads import SaeDownloads
+from steerserve.control.saes.reading import SaeReader
 from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.steering.interventions import EditParts
 from steerserve.control.steering.reading import DocumentReader
@@ -33,6 +38,7 @@ from steerserve.database.room import DocumentRoom
 from steerserve.files.client_paths import ClientPaths
 from steerserve.hub.client import Hub
 from steerserve.hub.downloads import Downloads
+from steerserve.nouns.attachments.owner import Attachments
 from steerserve.nouns.circuit_sensing.owner import CircuitSensing
 from steerserve.nouns.circuits.owner import Circuits
 from steerserve.nouns.circuits.store import CircuitStore
@@ -42,9 +48,11 @@ from steerserve.nouns.clusters.owner import Clusters
 from steerserve.nouns.directions.owner import Probes, Vectors
 from steerserve.nouns.features.owner import Features
 from steerserve.nouns.labels.store import Labels
+from steerserve.nouns.models.owner import Models
 from steerserve.nouns.monitoring.owner import Monitoring
 from steerserve.nouns.profiles.owner import Profiles
 from steerserve.nouns.profiles.store import ProfileStore
+from steerserve.nouns.saes.owner import Saes
 from steerserve.rules.events import LiveEvent
 from steerserve.settings import Settings
 
@@ -102,7 +110,15 @@ class World:
     seconds: Seconds
     metrics: Metrics
     reader: DocumentReader
+    contents: ModelContents
+    model_downloads: ModelDownloads
+    models: Models
+    replicas: Replicas
+    read_free: Read
+    sae_reader: SaeReader
+    sae_downloads: SaeDownloads
     saes: Saes
+    attachments: Attachments
     steering: Steering
     serving: Serving
     edit_parts: EditParts

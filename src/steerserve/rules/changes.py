@@ -6,48 +6,12 @@ import re
 from collections.abc import Mapping
 
 ACTIONS: dict[tuple[str, str], str] = {
-    ("POST", "/api/models"): "model_add",
-    ("DELETE", "/api/models/{model_id}"): "model_delete",
-    ("POST", "/api/models/{model_id}/cancel"): "model_cancel",
-    ("POST", "/api/models/{model_id}/load"): "model_load",
-    ("POST", "/api/models/{model_id}/unload"): "model_unload",
-    ("POST", "/api/models/{model_id}/lock"): "model_lock",
-    ("POST", "/api/models/{model_id}/unlock"): "model_unlock",
-    ("PUT", "/api/models/{model_id}/replicas"): "replicas_resize",
-    ("POST", "/api/models/{model_id}/replicas/{name}/drain"): "replica_drain",
-    ("POST", "/api/models/{model_id}/replicas/{name}/replace"): "replica_replace",
-    ("POST", "/api/models/{model_id}/lease"): "lease_grant",
-    ("POST", "/api/models/{model_id}/lease/renew"): "lease_renew",
-    ("DELETE", "/api/models/{model_id}/lease"): "lease_release",
-    ("POST", "/api/saes/download"): "sae_add",
-    ("DELETE", "/api/saes/{sae_id}"): "sae_delete",
-    ("POST", "/api/saes/{sae_id}/cancel"): "sae_cancel",
-    ("POST", "/api/saes/{sae_id}/attach"): "sae_attach",
-    ("POST", "/api/saes/attach-set"): "sae_attach_set",
-    ("POST", "/api/saes/{sae_id}/detach"): "sae_detach",
-    ("POST", "/api/saes/steering"): "steering_set",
-    ("POST", "/api/saes/steering/batch"): "steering_set",
-    ("POST", "/api/saes/steering/enable"): "steering_enable",
-    ("POST", "/api/saes/steering/disable"): "steering_disable",
-    ("DELETE", "/api/saes/steering/{index}"): "steering_remove",
-    ("DELETE", "/api/saes/steering"): "steering_clear",
-    ("PUT", "/api/interventions"): "interventions_set",
-    ("DELETE", "/api/interventions"): "interventions_clear",
-    ("DELETE", "/api/jobs/{job_id}"): "job_delete",
     ("POST", "/api/health/circuits/{name}/reset"): "breaker_reset",
 }
-"""Method and route -> the name of the change. Nouns with a folder name theirs there."""
+"""Method and route -> the name of the change, for routes of no noun. Nouns name theirs in their folders."""
 
-QUESTIONS = frozenset(
-    {
-        "/api/models/preview",
-        "/api/saes/preview",
-        "/api/compare",
-        "/api/tokenize",
-        "/api/detokenize",
-    }
-)
-"""Routes under /api whose requests have a body and change nothing."""
+QUESTIONS = frozenset({"/api/compare", "/api/tokenize", "/api/detokenize"})
+"""Routes of no noun under /api whose requests have a body and change nothing."""
 
 CLIENT_LEFT = 499
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")

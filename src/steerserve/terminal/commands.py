@@ -17,8 +17,8 @@ from steerserve.client.faults import (
     ServiceError,
     ValidationError,
 )
-from steerserve.control.models.views import ModelRecord
-from steerserve.control.saes.views import SaeDetails, SaeLensSae, SaeRecord
+from steerserve.nouns.models.form import ModelRecord
+from steerserve.nouns.saes.form import SaeDetails, SaeLensSae, SaeRecord
 from steerserve.terminal import chat, naming, output, starting, steered
 from steerserve.terminal.captures import capture
 from steerserve.terminal.completing import model_names, profile_names, sae_names

@@ -15,7 +15,6 @@ from steerserve import messages as m
 from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.events import SaeDownloadComplete, SaeDownloadError
 from steerserve.control.saes.plan import SaeRequest
-from steerserve.control.saes.saes import Saes
 from steerserve.database.catalog import SaeRow
 from steerserve.files.folder import CommitFolder
 from steerserve.hub import client, downloads
@@ -23,6 +22,7 @@ from steerserve.hub.child import Downloaders
 from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.wire import Download, DownloadDone, DownloaderTask, Event
+from steerserve.nouns.saes.owner import Saes
 from steerserve.rules.models.repository import RepoFile
 from tests.control.conftest import refused
 from tests.doubles import World

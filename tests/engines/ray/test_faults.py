@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.api.residency.test_replicated_model import Replicated, by_name
 from tests.engines.ray.conftest import settings
 from tests.engines.ray.crowd import PATIENCE, Crowd, Known, attach, crowding, learned, steer
 from tests.engines.ray.nodes import Nodes, ReplicaProcesses, replica_of
 from tests.engines.ray.relayed import RelayedCluster
+from tests.nouns.replicas.test_replicated_model import Replicated, by_name
 from tests.service import Running, load_demo, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]

@@ -14,10 +14,10 @@ from steerserve import demo
 from steerserve.control.residency.events import LoadProgress
 from steerserve.files.client_paths import ClientPaths, allow_all
 from steerserve.rules.events import Event
-from tests.api.residency.test_replicated_model import Replicated
-from tests.api.saes.test_downloads import PATH, WEIGHTS, files_of
 from tests.engines.ray.nodes import Nodes, started
 from tests.loopback_hub import LoopbackHub
+from tests.nouns.replicas.test_replicated_model import Replicated
+from tests.nouns.saes.test_downloads import PATH, WEIGHTS, files_of
 from tests.service import Running, running
 
 SAE = demo.saes()[0]

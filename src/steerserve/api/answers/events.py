@@ -8,38 +8,13 @@ from pydantic import create_model
 from typing_extensions import TypedDict
 
 from steerserve.api.answers.compare import CompareEvents
-from steerserve.control import jobs
 from steerserve.control.health.views import SYSTEM, CardTotals
-from steerserve.control.models import events as models
-from steerserve.control.residency import events as residency
-from steerserve.control.saes import events as saes
-from steerserve.control.steering import events as steering
 from steerserve.rules.events import LiveEvent
-
-LIVE: tuple[type[LiveEvent], ...] = (
-    models.DownloadProgress,
-    models.DownloadComplete,
-    models.DownloadError,
-    residency.LoadProgress,
-    residency.LoadComplete,
-    residency.LoadError,
-    residency.UnloadComplete,
-    residency.ReplicaChanged,
-    residency.LeaseChanged,
-    residency.SaeAttached,
-    residency.SaeDetached,
-    saes.SaeDownloadProgress,
-    saes.SaeDownloadComplete,
-    saes.SaeDownloadError,
-    steering.SteeringUpdate,
-    jobs.JobProgressed,
-    jobs.JobEnded,
-)
 
 
 def components(of_nouns: Iterable[type[LiveEvent]]) -> dict[str, object]:
     """The schemas of the events for the description of the API: `LiveEvents`, `CompareEvents`, and their parts."""
-    kinds: dict[str, object] = {one.wire: one.described() for one in (*LIVE, *of_nouns)}
+    kinds: dict[str, object] = {one.wire: one.described() for one in of_nouns}
     live: type = TypedDict("LiveEvents", kinds | {SYSTEM: CardTotals})  # type: ignore[misc]
     live.__doc__ = "The payload of each live event, by the name of the event."
     both = create_model("Events", live=(live, ...), compare=(CompareEvents, ...))

@@ -27,7 +27,6 @@ from steerserve.api.answers.compare import (
 )
 from steerserve.api.envelope import RequestBody, encoded, success
 from steerserve.api.inference.tokens import client_of
-from steerserve.api.steering.steering import Value, texts
 from steerserve.control import retry
 from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.control.inference.compare import Compare, Compared, Comparing, Side
@@ -44,6 +43,7 @@ from steerserve.errors import Refusal
 from steerserve.http.disconnect import Disconnected, unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
 from steerserve.messages import Piece
+from steerserve.nouns.steering.routes import Value, texts
 from steerserve.parts.activations.form import ACTIVATIONS, PlannedActivations, Reading, parse_value
 from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.form import Form

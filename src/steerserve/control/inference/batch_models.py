@@ -12,10 +12,10 @@ from steerserve.control.bus import Bus
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.events import LoadComplete, ModelLeaving, SaeAttached
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.saes.attachments import Attachments
 from steerserve.database.catalog import Catalog
 from steerserve.errors import Refusal
 from steerserve.messages import Overrides
+from steerserve.nouns.attachments.owner import Attachments
 from steerserve.rules.events import Event
 from steerserve.rules.inference.batches import AttachedSae
 from steerserve.rules.residency.swap import Phase

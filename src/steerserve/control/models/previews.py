@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from steerserve.control.models.downloads import ModelDownloads
 from steerserve.control.models.plan import gguf_offers
-from steerserve.control.models.views import EstimatedSize
 from steerserve.control.residency import fitting
 from steerserve.errors import Refusal
 from steerserve.files.local import STORED_BITS
 from steerserve.files.weights import weights_of
 from steerserve.hub.described import Repository
+from steerserve.nouns.models.form import EstimatedSize
 from steerserve.rules.models import precision, repository
 from steerserve.rules.models.gguf import GgufListing
 from steerserve.rules.models.precision import StoredTensor

@@ -34,7 +34,6 @@ from steerserve.control.saes.plan import (
 )
 from steerserve.control.saes.reading import ReadSae, SaeReader
 from steerserve.control.saes.records import REPOSITORY, claimed
-from steerserve.control.saes.views import RegisteredStatus
 from steerserve.database.catalog import Catalog, SaeRow
 from steerserve.errors import Refusal
 from steerserve.files import sae_files
@@ -44,6 +43,7 @@ from steerserve.hub.described import Repository
 from steerserve.hub.downloads import Downloads
 from steerserve.hub.job import Job
 from steerserve.logs import background
+from steerserve.nouns.saes.form import RegisteredStatus
 from steerserve.rules.models import downloads as retry_rules
 from steerserve.rules.models.downloads import LOOKING, FetchProgress, SameRequest
 from steerserve.rules.models.repository import check_repo_id, is_commit

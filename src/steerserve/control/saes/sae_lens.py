@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from steerserve.control.saes.views import SaeLensSae
 from steerserve.files.sae_lens import read_registry
+from steerserve.nouns.saes.form import SaeLensSae
 from steerserve.rules.saes.sae_lens import resolve
 
 

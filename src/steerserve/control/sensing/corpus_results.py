@@ -14,11 +14,11 @@ import msgspec
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, content_keys
 from steerserve.control.saes.example_views import ExampleToken, FeatureExample
-from steerserve.control.saes.views import CorpusCheck
 from steerserve.errors import Refusal
 from steerserve.nouns.corpora.form import CorpusStatistics
 from steerserve.nouns.corpora.rules import FeatureSummary
 from steerserve.nouns.corpora.store import CorpusRow, CorpusStore, ReadSae, unknown_corpus
+from steerserve.nouns.saes.form import CorpusCheck
 from steerserve.rules.sensing.ranking import Scales
 
 Kind = TypeVar("Kind")

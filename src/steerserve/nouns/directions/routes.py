@@ -24,7 +24,6 @@ from steerserve.api.envelope import (
     import_body,
     success,
 )
-from steerserve.api.saes.saes import SaeHubBody
 from steerserve.control.metrics import note_object
 from steerserve.control.saes.example_views import ExamplesOf
 from steerserve.errors import Refusal
@@ -50,6 +49,7 @@ from steerserve.nouns.directions.owner import (
     weights,
 )
 from steerserve.nouns.directions.rules import ProbeRecord, VectorRecord
+from steerserve.nouns.saes.routes import SaeHubBody
 from steerserve.rules import field_faults, json_size, multipart
 from steerserve.rules.bounds import DIRECTIONS, MANAGEMENT_BODY_VALUES, PAGE_ROWS
 from steerserve.rules.multipart import FormPart

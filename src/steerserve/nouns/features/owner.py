@@ -15,7 +15,6 @@ from steerserve.control.residency.resident import Attachment
 from steerserve.control.saes.example_views import FeatureExample
 from steerserve.control.saes.reading import READ_SECONDS
 from steerserve.control.saes.records import source_of
-from steerserve.control.saes.saes import Saes
 from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.database.catalog import SaeRow
@@ -35,6 +34,7 @@ from steerserve.nouns.labels import rules
 from steerserve.nouns.labels.store import Labels
 from steerserve.nouns.monitoring import rules as monitoring
 from steerserve.nouns.monitoring.form import figures
+from steerserve.nouns.saes.owner import Saes
 from steerserve.rules.saes.sets import check_files
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.rules.sensing import promoting

@@ -29,7 +29,6 @@ from steerserve.api.envelope import (
     import_body,
     success,
 )
-from steerserve.api.steering.steering import texts
 from steerserve.control.metrics import note_object
 from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
@@ -46,6 +45,7 @@ from steerserve.nouns.profiles.form import (
 )
 from steerserve.nouns.profiles.owner import Profiles
 from steerserve.nouns.profiles.rules import ImportedProfile
+from steerserve.nouns.steering.routes import texts
 from steerserve.rules import field_faults
 from steerserve.rules.bounds import PAGE_ROWS
 from steerserve.rules.saes.provenance import Origin

@@ -17,9 +17,9 @@ from steerserve.api.envelope import (
     check_source,
     success,
 )
-from steerserve.api.saes.saes import SaeHubBody
 from steerserve.control.inference.views import JobAnswer
 from steerserve.nouns.lens.rules import LensRecord, LensSource
+from steerserve.nouns.saes.routes import SaeHubBody
 from steerserve.nouns.trained_lenses.form import DeletedLens, LensList
 from steerserve.nouns.trained_lenses.owner import LensRequest, TrainedLenses
 from steerserve.rules.bounds import PAGE_ROWS

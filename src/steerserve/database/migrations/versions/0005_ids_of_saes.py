@@ -1,5 +1,5 @@
 """Digests of the content of SAEs on this machine. The ids of earlier SAEs were made from their paths. The service gives
-these SAEs new ids (`control/saes/saes.py`), because that needs their files and a migration reads no files."""
+these SAEs new ids (`nouns/saes/owner.py`), because that needs their files and a migration reads no files."""
 
 import sqlalchemy as sa
 from alembic import op

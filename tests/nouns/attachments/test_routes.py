@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from steerserve import demo
-from tests.api.steering.test_steering import greedy, set_one
 from tests.conftest import Start
+from tests.nouns.steering.test_routes import greedy, set_one
 from tests.resident import crash
 from tests.service import Running, add_demo, add_sae, load_demo
 

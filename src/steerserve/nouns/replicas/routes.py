@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import ModelId, RequestBody, success
-from steerserve.control.models.models import Models
 from steerserve.control.residency.replicas import Replicas
+from steerserve.nouns.models.owner import Models
 from steerserve.rules.residency.replicas import COUNT_MAXIMUM, ReplicaSet
 
 ReplicaName = Annotated[str, Path(min_length=1, max_length=100)]

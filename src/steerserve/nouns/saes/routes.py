@@ -13,15 +13,15 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import RequestBody, success
-from steerserve.api.saes.attachments import Status
 from steerserve.control.metrics import note_object
 from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.plan import SaeRequest
 from steerserve.control.saes.previews import SaePreview, SaeQuery, UnitHeader, preview_saes
 from steerserve.control.saes.records import REPOSITORY, claims_of
 from steerserve.control.saes.sae_lens import resolve_sae_lens
-from steerserve.control.saes.saes import SaeRow, Saes
-from steerserve.control.saes.views import (
+from steerserve.errors import Refusal
+from steerserve.nouns.attachments.routes import Status
+from steerserve.nouns.saes.form import (
     CancelledSae,
     DeletedSae,
     OfferedSae,
@@ -35,7 +35,7 @@ from steerserve.control.saes.views import (
     SaeUnit,
     StoredHeader,
 )
-from steerserve.errors import Refusal
+from steerserve.nouns.saes.owner import SaeRow, Saes
 from steerserve.rules.saes.names import width_label
 from steerserve.rules.saes.units import Unit
 from steerserve.rules.units import MIB

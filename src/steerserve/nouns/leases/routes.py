@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import ModelId, success
-from steerserve.control.models.models import Models
 from steerserve.control.residency.conductor import Conductor
+from steerserve.nouns.models.owner import Models
 from steerserve.rules.residency import lease as rules
 from steerserve.rules.residency.lease_status import (
     EndedLeaseStatus,

@@ -13,13 +13,16 @@ from starlette.responses import Response
 
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import ModelId, RequestBody, success
-from steerserve.api.residency.leases import LeaseHeader
 from steerserve.control.metrics import note_object
 from steerserve.control.models.downloads import ModelDownloads
-from steerserve.control.models.models import ModelRow, Models
 from steerserve.control.models.plan import ModelRequest
 from steerserve.control.models.previews import ModelPreview, ModelQuery, preview_model
-from steerserve.control.models.views import (
+from steerserve.control.residency.conductor import Conductor
+from steerserve.control.residency.replicas import Replicas
+from steerserve.control.residency.resident import Resident
+from steerserve.errors import Refusal
+from steerserve.nouns.leases.routes import LeaseHeader
+from steerserve.nouns.models.form import (
     DeletedModel,
     ModelList,
     ModelLock,
@@ -29,10 +32,7 @@ from steerserve.control.models.views import (
     OfferedModels,
     UnlockedModel,
 )
-from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.replicas import Replicas
-from steerserve.control.residency.resident import Resident
-from steerserve.errors import Refusal
+from steerserve.nouns.models.owner import ModelRow, Models
 from steerserve.rules.models import architecture
 from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.gguf import GgufVariant

@@ -14,9 +14,11 @@ from steerserve.api.envelope import RequestBody, success
 from steerserve.control.metrics import note_object
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.saes.attachments import Attachments, Member
-from steerserve.control.saes.saes import Saes
-from steerserve.control.saes.views import (
+from steerserve.control.sensing.corpus_results import CorpusResults
+from steerserve.control.steering.steering import Steering
+from steerserve.nouns.attachments.owner import Attachments, Member
+from steerserve.nouns.monitoring.owner import Monitoring
+from steerserve.nouns.saes.form import (
     AttachedSet,
     AttachmentEntry,
     AttachmentList,
@@ -31,9 +33,7 @@ from steerserve.control.saes.views import (
     ScaleOverrides,
     SetMember,
 )
-from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.steering.steering import Steering
-from steerserve.nouns.monitoring.owner import Monitoring
+from steerserve.nouns.saes.owner import Saes
 from steerserve.rules.saes import sets as sae_set
 from steerserve.rules.saes import sites as sae_sites
 from steerserve.settings import Settings

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from steerserve import demo
 from steerserve.cli import main
 from tests import circuits
-from tests.api.models.test_downloads import Events
 from tests.loopback_hub import LoopbackHub
+from tests.nouns.models.test_downloads import Events
 from tests.service import Running, load_demo, running
 from tests.worker.sae import checkpoints
 

@@ -1,1 +1,0 @@
-"""Routes of SAEs and of what is attached."""

@@ -1,1 +1,0 @@
-"""Routes of monitoring, sensing, labels and features."""

@@ -1,1 +1,0 @@
-"""Routes of live steering, profiles, clusters, circuits and vectors."""

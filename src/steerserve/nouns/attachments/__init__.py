@@ -1,0 +1,1 @@
+"""SAEs at layers of the loaded model."""

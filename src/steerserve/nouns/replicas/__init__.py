@@ -1,0 +1,1 @@
+"""Engines that hold the same model."""

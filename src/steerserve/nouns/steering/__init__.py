@@ -1,0 +1,1 @@
+"""Values that steer every request."""
