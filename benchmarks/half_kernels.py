@@ -1,8 +1,15 @@
 """Passes of a real model in bfloat16 by the compiled functions, beside the same passes by oneDNN, in turns:
-`python -m benchmarks.half_kernels`. For processors where a service chooses the compiled functions (AVX512-BF16)."""
+`python -m benchmarks.half_kernels`. For processors with AVX-512.
+
+With `--without-bf16` a processor with AVX512-BF16 takes the place of an older one: oneDNN and the compiled functions do
+without these instructions.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,10 +25,12 @@ from benchmarks.machine import Spread
 from benchmarks.packing import PROMPT, Steps
 from steerserve.worker import memory
 from steerserve.worker.model import kept_checks, packing
+from steerserve.worker.model.native import compiling
 
 ROWS = (1, 2, 8, 32)
 PROMPTS = (256, 1024)
 ROUNDS, WARM = 24, 3
+OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 
 
 class Passes(Steps):
@@ -55,8 +64,9 @@ def measure(folder: Path) -> dict[str, Any]:
         patch.object(kept_checks, "read", lambda _: None),
         patch.object(kept_checks, "keep", lambda *_: None),
     ):
-        ours = Passes(folder)
-        with patch.object(packing, "_adds_pairs", lambda: False):
+        with patch.object(packing, "_may_pack_otherwise", lambda _: True):
+            ours = Passes(folder)
+        with patch.object(packing, "_may_pack_otherwise", lambda _: False):
             theirs = Passes(folder)
     kinds: dict[str, Callable[[Passes], float]] = {
         **{f"decode, {n} rows": lambda of, n=n: of.decode(n) for n in ROWS},  # type: ignore[misc]
@@ -81,10 +91,18 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    if not packing._adds_pairs():
-        raise SystemExit("a service on this processor has one of the two ways alone")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--without-bf16", action="store_true")
+    is_older = parser.parse_args().without_bf16
+    if is_older and os.environ | OLDER != os.environ:
+        # oneDNN reads it when it is loaded
+        os.execve(sys.executable, [*sys.orig_argv], os.environ | OLDER)
+    if not packing._has_kernels(torch.bfloat16):
+        raise SystemExit("oneDNN multiplies no bfloat16 on this processor")
+    if is_older:
+        compiling._FLAGS = (*compiling._FLAGS, "-mno-avx512bf16")
     memory.keep_freed()
-    kept = Kept("half-kernels", rounds=ROUNDS)
+    kept = Kept("half-kernels", rounds=ROUNDS, instructions="AVX-512 without BF16" if is_older else "all")
     for model in MODELS:
         print(model.title, flush=True)
         kept.write({model.name: measure(model.checkpoint)})

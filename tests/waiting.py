@@ -15,16 +15,21 @@ PATIENCE = 60.0
 """Seconds after which a test that still waits for an event fails."""
 
 
+LOOK = 0.01
+"""Seconds between two looks at what another process does."""
+
+
 async def soon(waited: Awaitable[Answer]) -> Answer:
     """The result of `waited`. The test fails if the result takes longer than PATIENCE."""
     return await asyncio.wait_for(waited, PATIENCE)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Let other tasks run until the condition holds."""
+async def until(condition: Callable[[], object], every: float = 0.0) -> None:
+    """Let other tasks run until the condition holds, which is asked `every` so many seconds. What another process does is
+    asked less often, so that it has the processor."""
     async with asyncio.timeout(PATIENCE):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(every)
 
 
 async def turns(count: int = 5) -> None:

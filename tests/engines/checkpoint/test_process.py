@@ -29,7 +29,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from tests import asking
 from tests.backend import is_ray
 from tests.refusals import refused
-from tests.waiting import until
+from tests.waiting import LOOK, until
 from tests.worker.models import CONTEXT, VOCABULARY
 from tests.worker.running import FIELDS, generated, words
 from tests.worker.saes import arrays, attaching, config_older, config_v6, source, write
@@ -232,24 +232,18 @@ async def test_steering_acts_on_the_next_request_and_ends_with_it(
 # ---------------------------------------------------------------- heartbeats
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_an_idle_engine_gives_signs_and_a_stopped_one_does_not(
     engine: CheckpointEngine,
 ) -> None:
-    await eventually(lambda: engine.heartbeat.sign().activity is Activity.IDLE)
+    await until(lambda: engine.heartbeat.sign().activity is Activity.IDLE, LOOK)
     before = engine.heartbeat.sign().count
-    await eventually(lambda: engine.heartbeat.sign().count > before)
+    await until(lambda: engine.heartbeat.sign().count > before, LOOK)
     assert engine.pid
     os.kill(engine.pid, signal.SIGSTOP)
-    await eventually(lambda: engine.heartbeat.sign().is_stopped)
+    await until(lambda: engine.heartbeat.sign().is_stopped, LOOK)
     assert engine.heartbeat.sign() == engine.heartbeat.sign()
     os.kill(engine.pid, signal.SIGCONT)
-    await eventually(lambda: not engine.heartbeat.sign().is_stopped)
+    await until(lambda: not engine.heartbeat.sign().is_stopped, LOOK)
 
 
 async def test_a_command_that_was_taken_back_before_it_was_read_is_not_carried_out(

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 
@@ -37,6 +36,7 @@ from tests.engines.fleet.real import (
 )
 from tests.engines.fleet.swarm import Swarm
 from tests.refusals import refused
+from tests.waiting import LOOK, until
 
 PATIENCE = 60.0
 EIGHT_TOKENS = m.Sampling(temperature=0.0, max_tokens=8)
@@ -59,15 +59,11 @@ async def steady() -> AsyncIterator[Fleet]:
 
 async def settled(fleet: Fleet) -> None:
     """Wait until every replica serves."""
-    async with asyncio.timeout(PATIENCE):
-        while not all(view.state is ReplicaState.SERVING for view in fleet.replicas()):
-            await asyncio.sleep(0.01)
+    await until(lambda: all(view.state is ReplicaState.SERVING for view in fleet.replicas()), LOOK)
 
 
 async def changed(fleet: Fleet, name: str, state: ReplicaState) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while next(v for v in fleet.replicas() if v.name == name).state is not state:
-            await asyncio.sleep(0.01)
+    await until(lambda: next(v for v in fleet.replicas() if v.name == name).state is state, LOOK)
 
 
 def pids(fleet: Fleet) -> list[int]:
@@ -82,9 +78,7 @@ async def test_a_killed_replica_comes_back_with_the_steering(fleet: Fleet) -> No
         asyncio.create_task(answer(fleet, m.Sampling(temperature=0.0, max_tokens=300)))
         for _ in range(4)
     ]
-    async with asyncio.timeout(PATIENCE):
-        while sum(view.requests for view in fleet.replicas()) < len(long):
-            await asyncio.sleep(0.01)
+    await until(lambda: sum(view.requests for view in fleet.replicas()) >= len(long), LOOK)
     os.kill(first, signal.SIGKILL)
     outcomes = await asyncio.gather(*long, return_exceptions=True)
     for outcome in outcomes:
@@ -135,9 +129,7 @@ async def test_statistics_of_real_replicas_count_every_token(fleet: Fleet) -> No
     await asyncio.gather(*(labelled(number) for number in range(6)))
     assert (await fleet.ask(m.ReadStatistics())).tokens == 6
     await fleet.drain("r1")
-    async with asyncio.timeout(PATIENCE):
-        while len(fleet.replicas()) > 1:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(fleet.replicas()) == 1, LOOK)
     assert (await fleet.ask(m.ReadStatistics())).tokens == 6
     await fleet.ask(m.ResetStatistics())
     assert (await fleet.ask(m.ReadStatistics())).tokens == 0
@@ -209,10 +201,7 @@ async def test_no_process_stays_behind() -> None:
         os.kill(pids(fleet)[0], signal.SIGKILL)
         await fleet.resize(3)
         await fleet.replace("r2")
-    deadline = time.monotonic() + PATIENCE
-    while any(process.is_running() for process in seen) and time.monotonic() < deadline:
-        await asyncio.sleep(0.01)
-    assert not any(process.is_running() for process in seen)
+    await until(lambda: not any(process.is_running() for process in seen), LOOK)
 
 
 async def test_no_answer_is_written_under_another_epoch_than_its_own(fleet: Fleet) -> None:

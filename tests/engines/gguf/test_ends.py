@@ -15,6 +15,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.residency.heartbeat import Activity
 from tests.engines.llamas import Write, answer, ask, busy_slots, loaded, refused
 from tests.gguf import counted
+from tests.waiting import LOOK, until
 
 # ------------------------------------------------------------- heartbeats
 
@@ -24,13 +25,11 @@ async def test_each_answer_of_the_server_is_a_sign_and_a_stopped_process_gives_n
 ) -> None:
     async with asyncio.timeout(20):
         before = engine.heartbeat.sign().count
-        while engine.heartbeat.sign().count == before:
-            await asyncio.sleep(0.01)
+        await until(lambda: engine.heartbeat.sign().count > before, LOOK)
         assert engine.heartbeat.sign().activity is Activity.IDLE
         assert engine.pid
         os.kill(engine.pid, signal.SIGSTOP)
-        while not engine.heartbeat.sign().is_stopped:
-            await asyncio.sleep(0.01)
+        await until(lambda: engine.heartbeat.sign().is_stopped, LOOK)
     engine.heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "it stands still"))
     async with asyncio.timeout(4):  # shorter than the patience with an engine that may end politely
         await engine.stop()
