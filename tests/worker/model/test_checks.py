@@ -145,7 +145,7 @@ def test_a_model_says_how_exactly_it_is_served(
     if is_onednn:
         if not packing._has_kernels(torch.bfloat16):
             pytest.skip("oneDNN has no kernels for bfloat16 on this processor")
-        monkeypatch.setattr(packing, "_adds_pairs", lambda: False)
+        monkeypatch.setattr(packing, "_multiplies_faster", lambda: False)
     model = open_checkpoint(models.save("qwen3", tmp_path / "qwen3", dtype=torch.bfloat16))
     assert isinstance(model.model.lm_head.packed, Tensor) or not is_onednn
     exactness = model.exactness

@@ -2,10 +2,10 @@
 
 A plain product lays out its weight again in each call, which takes most of a pass over few rows. The usual kernels are
 those of oneDNN. On processors with AVX-512, their product of two rows or more also gives each row the same bits,
-however many rows and threads take part. For bfloat16 the compiled kernels of `native` are used (`PanelWeight`) where
-oneDNN has none, which is without AVX-512, and where they are faster over few rows (AVX512-BF16 without AMX). Without a
-compiler, and for other dtypes, the kernels of FBGEMM take the place of missing ones: they hold a weight as float16
-numbers and compute in float32 (`HalfWeight`).
+however many rows and threads take part. For bfloat16 the compiled kernels of `native` are used (`PanelWeight`), except
+where oneDNN uses instructions that they do not use (AMX). Where both are missing, which is without a compiler and without
+AVX-512, and for other dtypes, the kernels of FBGEMM take their place: they hold a weight as float16 numbers and compute
+in float32 (`HalfWeight`).
 
 Layers that bitsandbytes holds in 8 or 4 bits are packed where the compiled product is there (`coded.py`). Other
 quantized layers are never packed.
@@ -411,15 +411,14 @@ def _may_pack_otherwise(dtype: torch.dtype) -> bool:
     """Whether a weight of this dtype may be held in a layout other than that of oneDNN."""
     if not _has_kernels(dtype):
         return _is_half(dtype)
-    return _adds_pairs() if dtype == torch.bfloat16 else _reads_half_faster(dtype)
+    return _multiplies_faster() if dtype == torch.bfloat16 else _reads_half_faster(dtype)
 
 
-def _adds_pairs() -> bool:
-    """Whether the compiled functions multiply rows of bfloat16 by the processor's own instructions, as oneDNN does.
-    Then a pass over a few rows, which runs whole layers in compiled calls, is faster than with oneDNN, and one over a
-    long prompt takes up to 5 % longer (docs/decisions/0052). Matrix tiles (AMX) are used by oneDNN alone."""
+def _multiplies_faster() -> bool:
+    """Whether passes in bfloat16 are faster with the compiled functions than with oneDNN (docs/decisions/0052). They
+    were not compared on processors with instructions that oneDNN alone uses."""
     kernels = native.kernels()
-    return kernels is not None and kernels.has_pairs and not kernels.has_tiles
+    return kernels is not None and not kernels.leaves_instructions
 
 
 def _is_half(dtype: torch.dtype) -> bool:

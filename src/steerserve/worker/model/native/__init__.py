@@ -101,8 +101,9 @@ class Kernels:
         self._draw, self._figures = map(function, ("draw", "figures"))
         self.has_pairs = bool(library.has_pairs())
         """Whether the processor adds two products of bfloat16 numbers at once (AVX512-BF16)."""
-        self.has_tiles = bool(library.has_tiles())
-        """Whether the processor multiplies tiles of bfloat16 numbers (AMX)."""
+        self.leaves_instructions = bool(library.leaves_instructions())
+        """Whether the processor has instructions for products of bfloat16 numbers that these functions do not use:
+        tiles (AMX), and those of Arm."""
 
     def __deepcopy__(self, _: object) -> Kernels:
         return self

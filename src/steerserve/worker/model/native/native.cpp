@@ -61,6 +61,6 @@ void draw(const float* weights, int64_t size, void* draws, int64_t count, int th
     draw_all(weights, size, (Draw*)draws, count, threads);
 }
 int has_pairs() { return HAS_PAIRS; }
-int has_tiles() { return HAS_TILES; }
+int leaves_instructions() { return LEAVES_INSTRUCTIONS; }
 void figures(const void* of, int threads) { measure_all(*(const Figures*)of, threads); }
 }

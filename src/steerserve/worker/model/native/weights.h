@@ -39,11 +39,12 @@ const bool HAS_PAIRS = true;
 const bool HAS_PAIRS = false;
 #endif
 
-// Whether the processor multiplies tiles of bfloat16 numbers.
-#ifdef __AMX_BF16__
-const bool HAS_TILES = true;
+// Whether the processor has instructions for products of bfloat16 numbers that the functions here do not use: tiles, and
+// those of Arm.
+#if defined(__AMX_BF16__) || defined(__ARM_FEATURE_BF16)
+const bool LEAVES_INSTRUCTIONS = true;
 #else
-const bool HAS_TILES = false;
+const bool LEAVES_INSTRUCTIONS = false;
 #endif
 
 // Codes of 8 bits, one output after the other.
