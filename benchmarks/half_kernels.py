@@ -102,7 +102,9 @@ def main() -> None:
     if is_older:
         compiling._FLAGS = (*compiling._FLAGS, "-mno-avx512bf16")
     memory.keep_freed()
-    kept = Kept("half-kernels", rounds=ROUNDS, instructions="AVX-512 without BF16" if is_older else "all")
+    kept = Kept(
+        "half-kernels", rounds=ROUNDS, instructions="AVX-512 without BF16" if is_older else "all"
+    )
     for model in MODELS:
         print(model.title, flush=True)
         kept.write({model.name: measure(model.checkpoint)})

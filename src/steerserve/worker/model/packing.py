@@ -2,10 +2,10 @@
 
 A plain product lays out its weight again in each call, which takes most of a pass over few rows. The usual kernels are
 those of oneDNN. On processors with AVX-512, their product of two rows or more also gives each row the same bits,
-however many rows and threads take part. For bfloat16 the compiled kernels of `native` are used (`PanelWeight`), except
-where oneDNN uses instructions that they do not use (AMX). Where both are missing, which is without a compiler and without
-AVX-512, and for other dtypes, the kernels of FBGEMM take their place: they hold a weight as float16 numbers and compute
-in float32 (`HalfWeight`).
+however many rows and threads take part. For bfloat16 the compiled kernels of `native` are used (`PanelWeight`),
+except where oneDNN uses instructions that they do not use (AMX). Where both are missing, which is without a compiler
+and without AVX-512, and for other dtypes, the kernels of FBGEMM take their place: they hold a weight as float16 numbers
+and compute in float32 (`HalfWeight`).
 
 Layers that bitsandbytes holds in 8 or 4 bits are packed where the compiled product is there (`coded.py`). Other
 quantized layers are never packed.
