@@ -209,7 +209,7 @@ class Owners(World):
     def _make_interventions(self) -> None:
         conductor, around = self.conductor, self.around
         self.attachments, self.steering = self.owner(ATTACHMENTS), self.owner(STEERING)
-        self.documents = ProfileStore(around.database, room=self.room)
+        self.profile_store = ProfileStore(around.database, room=self.room)
         self.circuit_store = CircuitStore(around.database, room=self.room)
         stored = self.owner(DIRECTIONS)
         self.vectors, self.probes = stored.vectors, stored.probes
@@ -225,7 +225,12 @@ class Owners(World):
             lambda source, place: self.owner(CAPTURES).values(source, place),
         )
         self.serving = Serving(
-            self.documents, self.steering, conductor, self.catalog, self.settings, self.edit_parts
+            self.profile_store,
+            self.steering,
+            conductor,
+            self.catalog,
+            self.settings,
+            self.edit_parts,
         )
         self.profiles, self.clusters = self.owner(PROFILES), self.owner(CLUSTERS)
         self.claims = self.owner(CLAIMS)

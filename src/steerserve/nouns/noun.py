@@ -94,38 +94,47 @@ class World:
     """The owners of the service, which the owners of nouns are given. `app/wiring.py` makes each of them after
     those that it needs. The owners of nouns that other owners need are among them."""
 
+    # the surroundings of the control plane
     settings: Settings
+    now: Clock
+    seconds: Seconds
     database: Database
     room: DocumentRoom
-    now: Clock
     hub: Hub
-    downloads: Downloads
+    cluster_hub: Hub
     launcher: Engines
     cards: CardReadings
+    read_free: Read
+
+    # the owners of `control/`, and the stores that several owners read
     bus: Bus
-    conductor: Conductor
-    paths: ClientPaths
-    catalog: Catalog
-    cluster_hub: Hub
-    seconds: Seconds
     metrics: Metrics
+    catalog: Catalog
+    paths: ClientPaths
     reader: DocumentReader
+    conductor: Conductor
+    downloads: Downloads
     contents: ModelContents
     model_downloads: ModelDownloads
-    models: Models
-    replicas: Replicas
-    read_free: Read
     sae_reader: SaeReader
     sae_downloads: SaeDownloads
+    profile_store: ProfileStore
+    circuit_store: CircuitStore
+    corpus_results: CorpusResults
+    edit_parts: EditParts
+    serving: Serving
+    served: ServedModels
+    generation: Generation
+    texts: TextReader
+    speller: Speller
+
+    # the owners of nouns
+    models: Models
+    replicas: Replicas
+    labels: Labels
     saes: Saes
     attachments: Attachments
     steering: Steering
-    serving: Serving
-    edit_parts: EditParts
-    corpus_results: CorpusResults
-    documents: ProfileStore
-    circuit_store: CircuitStore
-    labels: Labels
     vectors: Vectors
     probes: Probes
     profiles: Profiles
@@ -137,10 +146,6 @@ class World:
     circuit_sensing: CircuitSensing
     features: Features
     jobs: Jobs
-    served: ServedModels
-    generation: Generation
-    texts: TextReader
-    speller: Speller
 
     def __init__(self) -> None:
         self._of_nouns: dict[str, tuple[Noun[Any], Any]] = {}

@@ -31,7 +31,7 @@ WEATHER = Cluster(MEMBERS, display_token="rain")
 
 
 async def cluster(world: World, of: Cluster = WEATHER, name: str = "weather") -> ProfileRow:
-    return await world.documents.add_profile(
+    return await world.profile_store.add_profile(
         name=name, steering=of.values, source_kind="cluster", cluster=of, document="{}"
     )
 
@@ -131,7 +131,7 @@ async def test_an_inactive_cluster_is_enabled_without_being_armed(world: World) 
 @pytest.mark.parametrize("way", ["disable", "deactivate", "other", "detach", "replace"])
 async def test_every_way_out_disarms(world: World, way: str) -> None:
     row = await serving(world)
-    other = await world.documents.add_profile(name="plain", steering={2: 1.0})
+    other = await world.profile_store.add_profile(name="plain", steering={2: 1.0})
     if way == "disable":
         assert not (await world.cluster_sensing.enable(row.id, enabled=False)).armed
     elif way == "deactivate":
@@ -183,7 +183,7 @@ async def test_the_quorum_of_the_operator_rearms_and_null_asks_for_all_sensable_
 
 
 async def test_what_is_not_a_cluster_or_unknown_is_refused(world: World) -> None:
-    plain = await world.documents.add_profile(name="plain", steering={2: 1.0})
+    plain = await world.profile_store.add_profile(name="plain", steering={2: 1.0})
     for work in (
         world.cluster_sensing.enable(plain.id),
         world.cluster_sensing.configure(plain.id, 1),
@@ -205,7 +205,7 @@ async def test_a_cluster_that_cannot_be_armed_stays_enabled_and_active(
     await world.profiles.activate(row.id)
     why = await refused(world.cluster_sensing.enable(row.id))
     assert why.code == "VALIDATION_ERROR"
-    assert (await world.documents.row(row.id)).sensing_enabled
+    assert (await world.profile_store.row(row.id)).sensing_enabled
     assert world.serving.profile_id == row.id
     assert not (await world.cluster_sensing.status()).armed
     assert not (await world.profiles.deactivate(row.id, clears=False))

@@ -11,7 +11,7 @@ CIRCUITS = Noun(
     name="circuits",
     owner=lambda world: Circuits(
         world.circuit_store,
-        world.documents,
+        world.profile_store,
         world.reader,
         world.clusters,
         world.claims,

@@ -24,7 +24,7 @@ def _owner(world: World) -> ClusterSensing:
     counted = world.metrics.cluster_sensing
     recorder = Recorder(store, counted, settings.sensing_max_overhead_ms, seconds)
     return ClusterSensing(
-        settings, world.documents, world.serving, world.conductor, world.bus, recorder
+        settings, world.profile_store, world.serving, world.conductor, world.bus, recorder
     )
 
 

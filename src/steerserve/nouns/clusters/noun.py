@@ -11,7 +11,7 @@ from steerserve.nouns.noun import Noun
 CLUSTERS = Noun(
     name="clusters",
     owner=lambda world: Clusters(
-        world.documents,
+        world.profile_store,
         world.serving,
         world.conductor,
         world.catalog,

@@ -10,7 +10,7 @@ from steerserve.nouns.profiles.routes import router
 PROFILES = Noun(
     name="profiles",
     owner=lambda world: Profiles(
-        world.documents, world.serving, world.conductor, world.catalog, world.edit_parts
+        world.profile_store, world.serving, world.conductor, world.catalog, world.edit_parts
     ),
     routes=lambda owner, world: router(owner, world.serving, world.reader),
     tables=(profiles,),
