@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import fields
 
-from steerserve.api.answers.events import LIVE
 from steerserve.control.bus import Bus
 from steerserve.control.residency.events import SaeDetached, UnloadComplete
+from steerserve.nouns import registry
 from steerserve.rules.events import Event
 
 
@@ -37,6 +37,6 @@ def test_a_subscriber_that_fails_is_skipped() -> None:
 
 
 def test_no_event_can_carry_text_of_a_context() -> None:
-    for kind in [one.described() for one in LIVE]:
+    for kind in [one.described() for one in registry.events()]:
         names = {field.name for field in fields(kind)}
         assert not names & {"text", "context", "context_parts", "prompt", "tokens"}, kind

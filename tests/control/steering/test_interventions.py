@@ -12,6 +12,7 @@ import pytest
 from steerserve import messages as m
 from steerserve.control.steering.events import SteeringUpdate
 from steerserve.errors import Refusal
+from steerserve.nouns.interventions.noun import INTERVENTIONS
 from steerserve.rules.steering.edits import Edit, Feature, Target
 from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import Positions, Selection
@@ -53,7 +54,7 @@ def told(world: World) -> m.Steering:
 
 async def test_interventions_stand_beside_the_live_values_or_in_their_place(world: World) -> None:
     await attached(world)
-    owner, epoch = world.interventions, world.steering.live.epoch
+    owner, epoch = world.owner(INTERVENTIONS), world.steering.live.epoch
     beside = await owner.put(body(ADD, SET, ABLATE, preserve_norm=True))
     edits = (SET_MADE, ABLATE_MADE)
     assert told(world) == m.Steering(
@@ -77,7 +78,7 @@ async def test_interventions_stand_beside_the_live_values_or_in_their_place(worl
 
 async def test_a_refused_edit_changes_nothing(world: World) -> None:
     await attached(world)
-    await world.interventions.put(body(ADD))
+    await world.owner(INTERVENTIONS).put(body(ADD))
     before = world.steering.live
     for wrong, param in (
         (body(ADD, {**ADD, "value": 201}), "edits[1].value"),
@@ -86,22 +87,22 @@ async def test_a_refused_edit_changes_nothing(world: World) -> None:
         (body({**ABLATE, "vector": {**VECTOR, "layer": 9}}), "edits[0].vector"),
     ):
         with pytest.raises(Refusal) as refused:
-            await world.interventions.put(wrong)
+            await world.owner(INTERVENTIONS).put(wrong)
         assert refused.value.param == param
     assert world.steering.live is before
 
 
 async def test_without_a_loaded_model_interventions_are_refused(world: World) -> None:
     with pytest.raises(Refusal) as refused:
-        await world.interventions.put(body(ABLATE))
+        await world.owner(INTERVENTIONS).put(body(ABLATE))
     assert refused.value.code == "MODEL_NOT_LOADED"
 
 
 async def test_edits_of_a_detached_sae_go_and_those_of_vectors_stay(world: World) -> None:
     await attached(world)
-    await world.interventions.put(body(ADD, SET, ABLATE))
+    await world.owner(INTERVENTIONS).put(body(ADD, SET, ABLATE))
     await world.attachments.detach("sae_a")
-    state = world.interventions.state()
+    state = world.owner(INTERVENTIONS).state()
     assert (state.edits, state.enabled) == ([ABLATE], True)
     left = told(world)
     assert (left.values, [edit.content for edit in left.edits]) == ({}, [ABLATE_MADE.content])
@@ -109,7 +110,7 @@ async def test_edits_of_a_detached_sae_go_and_those_of_vectors_stay(world: World
 
 async def test_all_interventions_go_with_their_model(world: World) -> None:
     await world.loaded()
-    await world.interventions.put(body(ABLATE))
+    await world.owner(INTERVENTIONS).put(body(ABLATE))
     assert world.steering.live.enabled
     await world.conductor.unload(world.resident.row.id)
     live = world.steering.live
@@ -118,31 +119,31 @@ async def test_all_interventions_go_with_their_model(world: World) -> None:
 
 async def test_a_crash_of_the_engine_takes_no_intervention(world: World) -> None:
     row = await world.loaded()
-    await world.interventions.put(body(ABLATE))
+    await world.owner(INTERVENTIONS).put(body(ABLATE))
     epoch = world.steering.live.epoch
     world.launcher.engine.die()
     await until(lambda: world.conductor.resident is None)
-    assert world.interventions.state().edits == []
+    assert world.owner(INTERVENTIONS).state().edits == []
     await soon((await world.conductor.load(row)).ready)
-    assert world.interventions.state().edits == [ABLATE]
+    assert world.owner(INTERVENTIONS).state().edits == [ABLATE]
     assert [edit.content for edit in told(world).edits] == [ABLATE_MADE.content]
     assert world.steering.live.epoch > epoch
 
 
 async def test_the_live_event_has_the_edits_as_they_were_sent(world: World) -> None:
     await attached(world)
-    await world.interventions.put(body(SET))
+    await world.owner(INTERVENTIONS).put(body(SET))
     published = [one for one in world.events if isinstance(one, SteeringUpdate)]
     assert published[-1].interventions == [SET]
 
 
 async def test_clearing_all_steering_ends_the_interventions(world: World) -> None:
     await attached(world)
-    await world.interventions.put(body(ADD, SET))
+    await world.owner(INTERVENTIONS).put(body(ADD, SET))
     await world.steering.remove(2)
     assert told(world).values == {KEY: {1: 5.0, 2: 4.0}}
     await world.steering.clear()
-    assert world.interventions.state().edits == []
+    assert world.owner(INTERVENTIONS).state().edits == []
     assert (told(world).values, told(world).edits) == ({}, ())
 
 
@@ -154,7 +155,7 @@ async def test_an_intensity_scales_the_interventions_of_one_request(
     world: World, intensity: Any, values: dict[int, float] | None, strength: float | None
 ) -> None:
     await attached(world)
-    await world.interventions.put(body(ADD, SET))
+    await world.owner(INTERVENTIONS).put(body(ADD, SET))
     asked = asking.to_write(intensity=0.0 if intensity == "off" else intensity)
     async with world.opened(asked) as run:
         stream = await soon(world.launcher.stream())
@@ -181,11 +182,11 @@ async def test_the_edits_of_a_profile_stand_while_it_is_active(world: World) -> 
     profile = await saved(world, ADD, SET, ABLATE, intensity=0.5)
     done = await world.profiles.activate(profile)
     assert done.applied_steering
-    assert world.interventions.state().edits == [ADD, SET, ABLATE]
+    assert world.owner(INTERVENTIONS).state().edits == [ADD, SET, ABLATE]
     halved = tuple(msgspec.structs.replace(one, strength=0.5) for one in (SET_MADE, ABLATE_MADE))
     assert (told(world).values, told(world).edits) == ({KEY: {2: 2.0}}, halved)
     await world.profiles.deactivate(profile)
-    assert world.interventions.state().edits == []
+    assert world.owner(INTERVENTIONS).state().edits == []
     assert (told(world).values, told(world).edits) == ({}, ())
 
 
@@ -193,17 +194,17 @@ async def test_a_profile_leaves_interventions_that_an_operator_has_set_since(wor
     await attached(world)
     profile = await saved(world, SET)
     await world.profiles.activate(profile)
-    await world.interventions.put(body(ABLATE))
+    await world.owner(INTERVENTIONS).put(body(ABLATE))
     await world.profiles.deactivate(profile)
-    assert world.interventions.state().edits == [ABLATE]
+    assert world.owner(INTERVENTIONS).state().edits == [ABLATE]
 
 
 async def test_an_activation_ends_the_interventions_before_it(world: World) -> None:
     await attached(world)
-    await world.interventions.put(body(ABLATE))
+    await world.owner(INTERVENTIONS).put(body(ABLATE))
     row = await world.profiles.create("plain", steering={"1": 2.0})
     await world.profiles.activate(row.id)
-    assert world.interventions.state().edits == []
+    assert world.owner(INTERVENTIONS).state().edits == []
     assert told(world).edits == ()
 
 
@@ -263,6 +264,6 @@ async def test_a_saved_profile_names_its_wrong_edit(world: World) -> None:
 
 async def test_what_steers_is_saved_with_its_interventions(world: World) -> None:
     await attached(world)
-    await world.interventions.put(body(ADD, SET))
+    await world.owner(INTERVENTIONS).put(body(ADD, SET))
     row = await world.profiles.save_current("now", None)
     assert (row.steering, row.edits) == ({1: 5.0, 2: 1.0}, [ADD, SET])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from steerserve.nouns.interventions.noun import INTERVENTIONS
 from tests.openai.test_interventions import SET, edit
 from tests.openai.test_sae_steering import STATE, chat, words
 from tests.resident import engine_of
@@ -69,7 +70,7 @@ def test_edits_by_roles_act_in_a_prompt_that_is_in_tokens_when_they_are_set(
     async def overtaken(*args: Any) -> Any:
         made = await tokens(*args)
         if next(calls, False):
-            await steered.service.owners.interventions.put({"edits": edits})
+            await steered.service.owners.owner(INTERVENTIONS).put({"edits": edits})
         return made
 
     monkeypatch.setattr(prompts, "tokens", overtaken)
