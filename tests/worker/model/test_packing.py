@@ -129,7 +129,9 @@ def test_a_layer_without_a_bias_tells_its_device_and_its_dtype() -> None:
 def test_numbers_of_float16_in_float32_are_held_as_float16_only_where_each_of_them_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "_reads_half_faster", lambda dtype: dtype == torch.float32)
+    """Without compiled kernels."""
+    monkeypatch.setattr(native, "kernels", lambda: None)
+    monkeypatch.setattr(packing, "_has_kernels", lambda dtype: dtype == torch.float32)
     given = rows(torch.float32, 5, 64)
     for off in (0.0, 2.0**-14):
         layer = nn.Linear(64, 50)
@@ -210,24 +212,53 @@ def each_product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @COMPILED
 @pytest.mark.usefixtures("each_product")
+@pytest.mark.parametrize("numbers", [torch.bfloat16, torch.float16, torch.float32])
 @torch.inference_mode()
-def test_the_compiled_product_is_exact_and_each_row_has_its_own_bits() -> None:
+def test_the_compiled_product_is_exact_and_each_row_has_its_own_bits(numbers: torch.dtype) -> None:
+    """Numbers of float16 are those of a weight in float32."""
+    dtype = torch.bfloat16 if numbers == torch.bfloat16 else torch.float32
     for width, size in ((300, 1000), (7, 8), (16, 64)):
-        weight, bias = rows(torch.bfloat16, width, size), rows(torch.bfloat16, width)
+        weight, bias = rows(numbers, width, size).to(dtype), rows(dtype, width)
         held = packing.PanelWeight.pack(weight)
         assert held is not None
+        assert held.panels.dtype == numbers
         assert torch.equal(held.to_dense(), weight)
-        given = rows(torch.bfloat16, 40, size)
+        given = rows(dtype, 40, size)
         found = held.multiply(given, bias)
         exact = given.double() @ weight.double().t() + bias.double()
         bound = size * 2**-23 * (given.double().abs() @ weight.double().abs().t())
-        assert ((found - exact).abs() <= bound + found.double().abs() * 2**-8).all()
+        rounding = 2**-8 if dtype == torch.bfloat16 else 2**-24
+        assert ((found - exact).abs() <= bound + found.double().abs() * rounding).all()
         for count in range(41):
             assert torch.equal(held.multiply(given[:count], bias), found[:count]), count
         threads = torch.get_num_threads()
         torch.set_num_threads(3)
         assert torch.equal(held.multiply(given.repeat(20, 1), bias)[:40], found)
         torch.set_num_threads(threads)
+
+
+@COMPILED
+@torch.inference_mode()
+def test_a_product_of_float32_is_as_exact_as_that_of_the_library() -> None:
+    weight, given = rows(torch.float32, 96, 1536), rows(torch.float32, 40, 1536)
+    held = packing.PanelWeight.pack(weight)
+    assert held is not None
+    exact = given.double() @ weight.double().t()
+    own, library = held.multiply(given, None), functional.linear(given, weight)
+    assert (own - exact).norm() <= (library - exact).norm()
+
+
+@COMPILED
+def test_a_compiled_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = native.kernels()
+    assert kernels is not None
+    product = kernels.multiply
+    monkeypatch.setattr(kernels, "multiply", lambda rows, *by: product(rows.flip(-1), *by))
+    layer, given = nn.Linear(64, 50), rows(torch.float32, 5, 64)
+    plain = layer(given)
+    packed(layer)
+    assert not isinstance(getattr(layer, "packed", None), packing.PanelWeight)
+    torch.testing.assert_close(layer(given), plain)
 
 
 @COMPILED

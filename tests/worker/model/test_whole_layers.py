@@ -47,10 +47,12 @@ VARIANTS = [
     "qwen2",
     "qwen2 Q8",
     "qwen2 Q4",
+    "qwen2 float32",
     "qwen3",
     "qwen3 Q8",
     "gemma2",
     "gemma3",
+    "gemma3 float16",
 ]
 PROMPTS = [[20 + row + 3 * at for at in range(5 + 9 * row)] for row in range(4)]
 TOKENS = (7, 8, 9)
@@ -58,21 +60,22 @@ TOKENS = (7, 8, 9)
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """The checkpoint of a variant in bfloat16, with biases where it has some; in 8 or 4 bits where the name says so
-    ("llama Q8")."""
+    """The checkpoint of a variant in bfloat16, with biases where it has some; in 8 or 4 bits, or stored in another dtype,
+    where the name says so ("llama Q8", "llama float16")."""
     held: dict[str, Checkpoint] = {}
 
     def of(name: str) -> Checkpoint:
         if name not in held:
-            variant, _, quantization = name.partition(" ")
-            folder = saved(variant, tmp_path_factory.mktemp(variant))
-            held[name] = open_checkpoint(folder, quantization or "FP16")
+            variant, _, form = name.partition(" ")
+            dtype = getattr(torch, form) if form in ("float16", "float32") else torch.bfloat16
+            folder = saved(variant, tmp_path_factory.mktemp(variant), dtype)
+            held[name] = open_checkpoint(folder, form if form in ("Q8", "Q4") else "FP16")
         return held[name]
 
     return of
 
 
-def saved(variant: str, folder: Path) -> Path:
+def saved(variant: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     wide: dict[str, Any] = dict(WIDE)
     if variant in MORE_INSIDE:
         wide["head_dim"] = 128
@@ -80,8 +83,8 @@ def saved(variant: str, folder: Path) -> Path:
         wide["query_pre_attn_scalar"] = 128
     if variant == "gemma2":
         wide["attn_logit_softcapping"] = 2.0
-    models.save(variant, folder, dtype=torch.bfloat16, **{**wide, "initializer_range": 0.08})
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    models.save(variant, folder, dtype=dtype, **{**wide, "initializer_range": 0.08})
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     source = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -262,14 +265,22 @@ def test_a_pass_that_was_stopped_between_layers_gives_the_same_bits_when_it_runs
     assert torch.equal(model.decode_step(*given).logits, expected)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    ("variant", "stored"),
+    [
+        *((v, torch.bfloat16) for v in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")),
+        ("llama", torch.float16),
+        ("gemma3", torch.float32),
+    ],
+)
 @torch.inference_mode()
 def test_decode_passes_are_as_near_to_float64_as_those_of_the_library(
-    variant: str, tmp_path: Path
+    variant: str, stored: torch.dtype, tmp_path: Path
 ) -> None:
-    folder = saved(variant, tmp_path)
+    folder = saved(variant, tmp_path, stored)
     model = open_checkpoint(folder)
-    library: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    computed = torch.bfloat16 if stored == torch.bfloat16 else torch.float32
+    library: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=computed)
     exact: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     ours, theirs = 0.0, 0.0
     found = decoded(model, PROMPTS)

@@ -163,6 +163,7 @@ class CodedWeight(memory.Native):
             size,
             width,
             each,
+            native.Form.CODE_OF_8 if table is None else native.Form.CODE_OF_4,
         )
         nbytes = panels.nbytes + scales.nbytes
         return cls(nbytes, panels, scales, table, width, dtype, kernels, struct)

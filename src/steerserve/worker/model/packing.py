@@ -2,10 +2,10 @@
 
 A plain product lays out its weight again in each call, which takes most of a pass over few rows. The usual kernels are
 those of oneDNN. On processors with AVX-512, their product of two rows or more also gives each row the same bits,
-however many rows and threads take part. For bfloat16 the compiled kernels of `native` are used (`PanelWeight`),
-except where oneDNN uses instructions that they do not use (AMX). Where both are missing, which is without a compiler
-and without AVX-512, and for other dtypes, the kernels of FBGEMM take their place: they hold a weight as float16 numbers
-and compute in float32 (`HalfWeight`).
+however many rows and threads take part. Where there is a compiler, its kernels take their place (`PanelWeight`), except
+for bfloat16 where oneDNN uses instructions that they do not use (AMX). Where both are missing, which is for half
+precision without a compiler and without AVX-512, those of FBGEMM hold a weight as float16 numbers and compute in
+float32 (`HalfWeight`).
 
 Layers that bitsandbytes holds in 8 or 4 bits are packed where the compiled product is there (`coded.py`). Other
 quantized layers are never packed.
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import structlog
 import torch
 from torch import ScriptObject, Tensor, nn
 from torch.nn import functional
@@ -27,6 +28,8 @@ from transformers.pytorch_utils import Conv1D
 from steerserve.worker import memory
 from steerserve.worker.model import native
 from steerserve.worker.model.coded import CodedWeight, Codes, is_library_layer
+
+log = structlog.get_logger(__name__)
 
 _TIED_SHARE = 8
 """A weight that is also the token embedding is held twice once it is packed. It is packed where the copy takes at most
@@ -47,6 +50,13 @@ _READ_THE_SAME = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 _LIBRARY_STATE = ("state", "quant_state")
 """What bitsandbytes keeps in a layer beside its weight."""
+
+_BLOCKS = range(64, 0, -8)
+"""The lengths of the blocks in which a product of float32 is summed; the first that divides the width is taken. So the
+sum is as exact as that of the library (benchmarks/compiled_products.py)."""
+
+_WRONG = 1e-3
+"""The difference of two products, as a part of their length, that no order of sums in float32 makes."""
 
 _HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
@@ -85,7 +95,7 @@ class HalfWeight(memory.Native):
         exponent = (largest.frexp().exponent - _LARGEST_EXPONENT).clamp_min(-126)
         scale = torch.ldexp(torch.ones(1), exponent)
         step = max(1, _BLOCK_ELEMENTS // weight.shape[1])
-        if is_exact and not all(_fits(part / scale) for part in weight.split(step)):
+        if is_exact and not _fits(weight, scale):
             return None
         blocks = tuple(_lay_out_half(part.float() / scale, None) for part in weight.split(step))
         return cls(weight.numel() * 2, blocks, scale, weight.dtype)
@@ -119,21 +129,21 @@ class HalfWeight(memory.Native):
 
 @dataclass(frozen=True)
 class PanelWeight(memory.Native):
-    """A weight [out, in] in bfloat16, in the layout of the compiled kernels.
+    """A weight [out, in] in the layout of the compiled kernels.
 
     Attributes:
-        panels: bfloat16 [panels, in / 2, 16, 2], as `Kernels.panels` makes them.
+        panels: as `Kernels.panels` makes them. Those of a weight in float32 are float16 where all its numbers fit.
         width: the number of outputs.
+        dtype: the dtype of the weight that was laid out, and of the rows.
         kernels: the compiled kernels.
         struct: what the compiled functions read, without a bias.
     """
 
     panels: Tensor
     width: int
+    dtype: torch.dtype
     kernels: native.Kernels
     struct: native.Weight = field(repr=False)
-
-    dtype = torch.bfloat16
 
     def __deepcopy__(self, _: object) -> PanelWeight:
         return self  # the struct points to these panels
@@ -142,12 +152,17 @@ class PanelWeight(memory.Native):
     def pack(cls, weight: Tensor) -> PanelWeight | None:
         """The weight [out, in] in this layout; None where there are no compiled kernels for it."""
         kernels = native.kernels()
-        panels = kernels.panels(weight) if kernels is not None else None
-        if kernels is None or panels is None:
+        if kernels is None or weight.dtype not in (torch.bfloat16, torch.float32):
+            return None
+        is_short = weight.dtype == torch.float32 and _fits(weight)
+        panels = kernels.panels(weight.half() if is_short else weight)
+        if panels is None:
             return None
         width, size = weight.shape
-        struct = native.Weight(panels.data_ptr(), None, None, None, size, width, size)
-        return cls(panels.nbytes, panels, width, kernels, struct)
+        each = next(each for each in _BLOCKS if size % each == 0)
+        form = native.FORMS[panels.dtype]
+        struct = native.Weight(panels.data_ptr(), None, None, None, size, width, each, form)
+        return cls(panels.nbytes, panels, width, weight.dtype, kernels, struct)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """`rows` [..., in] times the weight, plus the bias, as [..., out] in the dtype of the rows. The bits of a row
@@ -159,16 +174,29 @@ class PanelWeight(memory.Native):
     def to_dense(self) -> Tensor:
         """The weight [out, in] in its usual layout and dtype."""
         whole = self.panels.transpose(1, 2).reshape(-1, int(self.struct.size))
-        return whole[: self.width].clone()
+        return whole[: self.width].to(self.dtype, copy=True)
 
 
 def _pack_otherwise(weight: Tensor) -> HalfWeight | PanelWeight | None:
     """A weight for rows of its own dtype, in a layout other than that of oneDNN; None where there is none, and where a
     number of it would change although oneDNN multiplies it as it is."""
     panels = PanelWeight.pack(weight)
-    if panels is not None or (weight.dtype == torch.bfloat16 and _has_kernels(torch.bfloat16)):
+    if panels is not None and not _is_right(panels, weight):
+        log.error("compiled_product_wrong", width=panels.width, size=weight.shape[1])
+        panels = None
+    if panels is not None or _has_kernels(torch.bfloat16):
         return panels
     return HalfWeight.pack(weight, is_exact=_has_kernels(weight.dtype))
+
+
+def _is_right(panels: PanelWeight, weight: Tensor) -> bool:
+    """Whether the compiled product of a weight in float32 is that of the library, up to rounding. The check of a whole
+    model sees a wrong product in half precision, where float32 is computed from the weights themselves."""
+    if weight.dtype != torch.float32:
+        return True
+    rows = torch.linspace(-1.0, 1.0, 2 * weight.shape[1]).view(2, -1)
+    own = functional.linear(rows, weight)
+    return bool((panels.multiply(rows, None) - own).norm() <= _WRONG * own.norm())
 
 
 NativeWeight = HalfWeight | PanelWeight | CodedWeight
@@ -411,7 +439,7 @@ def _may_pack_otherwise(dtype: torch.dtype) -> bool:
     """Whether a weight of this dtype may be held in a layout other than that of oneDNN."""
     if not _has_kernels(dtype):
         return _is_half(dtype)
-    return _multiplies_faster() if dtype == torch.bfloat16 else _reads_half_faster(dtype)
+    return _multiplies_faster() if dtype == torch.bfloat16 else _may_pack_float32(dtype)
 
 
 def _multiplies_faster() -> bool:
@@ -426,15 +454,20 @@ def _is_half(dtype: torch.dtype) -> bool:
     return _HAS_FBGEMM and dtype in (torch.bfloat16, torch.float16)
 
 
-def _reads_half_faster(dtype: torch.dtype) -> bool:
-    """Whether a weight of this dtype is held as float16 where all its numbers fit, so that a product reads half the
-    bytes. This holds for a checkpoint in float16, which a processor computes in float32. With AVX-512 oneDNN's kernels
-    stay, because only for them it was seen there that a row's bits do not depend on the other rows."""
-    return _HAS_FBGEMM and dtype == torch.float32 and not _has_kernels(torch.bfloat16)
+def _may_pack_float32(dtype: torch.dtype) -> bool:
+    """Whether a weight of this dtype is one in float32 that may be held for the compiled kernels, which are faster over
+    few rows (docs/decisions/0053), or for those of FBGEMM where float16 has room for its numbers. With AVX-512 oneDNN's
+    kernels come before those of FBGEMM, for which it was not seen there that a row's bits do not depend on the other
+    rows."""
+    if dtype != torch.float32:
+        return False
+    return native.kernels() is not None or (_HAS_FBGEMM and not _has_kernels(torch.bfloat16))
 
 
-def _fits(numbers: Tensor) -> bool:
-    return torch.equal(numbers.half().to(numbers.dtype), numbers)
+def _fits(weight: Tensor, scale: Tensor | float = 1.0) -> bool:
+    """Whether float16 has room for each number of a weight [out, in], divided by the scale."""
+    parts = weight.split(max(1, _BLOCK_ELEMENTS // weight.shape[1]))
+    return all(torch.equal((part / scale).half().to(part.dtype), part / scale) for part in parts)
 
 
 def _pack(layer: nn.Module, weight: nn.Parameter) -> bool:

@@ -13,7 +13,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -258,7 +258,7 @@ def forward(
         and hidden_states.shape[1] == 1
         and position_embeddings is not None
         and isinstance(past_key_values, KvCache)
-        and hidden_states.dtype == torch.bfloat16
+        and hidden_states.dtype == whole.like.dtype
         and not any(whole.hooks)
     ):
         parted = past_key_values.attention
@@ -292,7 +292,8 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
         return None
     weights = [(first.weight, first.bias), _alone(attention.o_proj)]
     weights += [(gates.weight, gates.bias), _alone(mlp.down_proj)]
-    if any(not _is_compiled(weight) or _is_odd(bias) for weight, bias in weights):
+    dtype = norms["before_attention"].weight.dtype
+    if not all(_is_compiled(weight, bias, dtype) for weight, bias in weights):
         return None
     is_gemma = _is_gemma(layer)
     cuts = [
@@ -322,7 +323,7 @@ def whole(layer: Any, kernels: native.Kernels) -> WholeLayer | None:
         ),
         [*weights, *(norm.weight for norm in norms.values())],
         sum(of.size * of.width for of in products),
-        torch.empty(shared, 1, dim, dtype=torch.bfloat16),
+        torch.empty(shared, 1, dim, dtype=dtype),
     )
 
 
@@ -390,12 +391,10 @@ def _alone(layer: PackedLinear) -> tuple[Any, Tensor | None]:
     return getattr(layer, "packed", None), layer.bias
 
 
-def _is_odd(bias: Tensor | None) -> bool:
-    return bias is not None and bias.dtype != torch.bfloat16
-
-
-def _is_compiled(weight: object) -> TypeGuard[PanelWeight | CodedWeight]:
-    return isinstance(weight, PanelWeight | CodedWeight) and weight.dtype == torch.bfloat16
+def _is_compiled(weight: object, bias: Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether the compiled functions multiply rows of this dtype with a weight, and add its bias."""
+    is_own = isinstance(weight, PanelWeight | CodedWeight) and weight.dtype == dtype
+    return is_own and (bias is None or bias.dtype == dtype)
 
 
 def _product(weight: PanelWeight | CodedWeight, bias: Tensor | None) -> native.Weight:

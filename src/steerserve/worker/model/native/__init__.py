@@ -22,6 +22,7 @@ from steerserve.worker.model.native import compiling
 from steerserve.worker.model.native.structs import (
     Draw,
     Figures,
+    Form,
     Heads,
     Layer,
     Norm,
@@ -36,6 +37,7 @@ __all__ = (
     "Activation",
     "Draw",
     "Figures",
+    "Form",
     "Heads",
     "Kernels",
     "Layer",
@@ -65,6 +67,13 @@ _ARGUMENTS = {
     "figures": "pi",
 }
 """The arguments of each function: pointers, numbers of 64 bits, floats, and integers of 32 bits."""
+FORMS = {
+    torch.bfloat16: Form.BFLOAT16,
+    torch.float16: Form.FLOAT16,
+    torch.float32: Form.FLOAT32,
+}
+"""The forms of weights without scales, by their dtypes."""
+
 _WORK = 1 << 18
 """Numbers of work below which a second thread would take longer to begin than to help."""
 
@@ -97,7 +106,7 @@ class Kernels:
         self._normalise, self._gate, self._peak = map(functions, ("normalise", "gate", "peak"))
         self._multiply = functions("multiply")
         self._attend, self._attend_prompts = map(functions, ("attend", "attend_prompts"))
-        self._run_layer = function("run_layer", "_half")
+        self._run_layer = functions("run_layer")
         self._draw, self._figures = map(function, ("draw", "figures"))
         self.has_pairs = bool(library.has_pairs())
         """Whether the processor adds two products of bfloat16 numbers at once (AVX512-BF16)."""
@@ -109,16 +118,17 @@ class Kernels:
         return self
 
     def panels(self, weight: Tensor) -> Tensor | None:
-        """A weight [out, in] in bfloat16 as `multiply` reads it, [panels, in / 2, 16, 2]; None where `in` is no
-        multiple of 8. A panel has 16 outputs, and two numbers of an output lie together. Outputs that are missing in
-        the last panel are 0."""
+        """A weight [out, in] in bfloat16, float16 or float32 as `multiply` reads it, [panels, in / 2, 16, 2] for
+        bfloat16 and otherwise [panels, in, 16]; None where `in` is no multiple of 8. A panel has 16 outputs, and two
+        numbers of an output in bfloat16 lie together. Outputs that are missing in the last panel are 0."""
         width, size = weight.shape
-        if weight.dtype != torch.bfloat16 or size % _LANES:
+        if weight.dtype not in FORMS or size % _LANES:
             return None
         count = -(-width // _PANEL)
         whole = weight.new_zeros(count * _PANEL, size)
         whole[:width] = weight
-        return whole.view(count, _PANEL, size // 2, 2).transpose(1, 2).contiguous()
+        numbers = (size // 2, 2) if weight.dtype == torch.bfloat16 else (size,)
+        return whole.view(count, _PANEL, *numbers).transpose(1, 2).contiguous()
 
     def multiply(self, rows: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """Rows [..., in] in bfloat16 or float32 times a weight, plus the bias, [..., width] in the dtype of the rows.
@@ -191,9 +201,9 @@ class Kernels:
     def run_layer(
         self, layer: Layer, of: Pass, rows: Tensor, out: Tensor, steps: range, threads: int
     ) -> None:
-        """Take these steps of a decoder layer in a decode pass of `rows` [rows, 1, hidden], in bfloat16. After the last
-        step, `out` has the rows behind the layer."""
-        self._run_layer(
+        """Take these steps of a decoder layer in a decode pass of `rows` [rows, 1, hidden]. After the last step, `out`
+        has the rows behind the layer."""
+        self._run_layer[rows.dtype](
             ctypes.byref(layer),
             ctypes.byref(of),
             rows.data_ptr(),

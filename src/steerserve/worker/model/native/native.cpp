@@ -47,7 +47,13 @@ void attend_half(const void* of, int threads) { attend_all((const Heads<bfloat16
 void attend_single(const void* of, int threads) { attend_all((const Heads<float>*)of, threads); }
 void run_layer_half(const void* layer, const void* pass, const void* rows, void* out, int first, int last,
                     int threads) {
-    run_layer(*(const Layer*)layer, *(const Pass*)pass, (const bfloat16*)rows, (bfloat16*)out, {first, last}, threads);
+    run_layer(*(const Layer<bfloat16>*)layer, *(const Pass<bfloat16>*)pass, (const bfloat16*)rows, (bfloat16*)out,
+              {first, last}, threads);
+}
+void run_layer_single(const void* layer, const void* pass, const void* rows, void* out, int first, int last,
+                      int threads) {
+    run_layer(*(const Layer<float>*)layer, *(const Pass<float>*)pass, (const float*)rows, (float*)out, {first, last},
+              threads);
 }
 void peak_half(const void* rows, int64_t step, int64_t count, int64_t size, const float* temperatures, float* peaks,
                int64_t* tokens, float* scaled, int threads) {

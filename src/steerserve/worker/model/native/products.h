@@ -63,7 +63,7 @@ inline void add_part(const W& numbers, const uint8_t* from, int64_t panel_bytes,
 template <typename W, int COUNT, int PANELS, typename T>
 ONCE void block(const Product<T>& of, const W& numbers, int64_t row, int64_t panel) {
     const int64_t in = of.by->size, bytes = in / W::STEP * W::BYTES;
-    const int64_t each = W::HAS_SCALES ? of.by->each : in, blocks = in / each;
+    const int64_t each = W::IN_BLOCKS ? of.by->each : in, blocks = in / each;
     const float* __restrict rows = of.wide + row * in;
     const uint8_t* __restrict from = of.by->panels + panel * bytes;
     const float* scales = of.by->scales + panel * blocks * PANEL;
@@ -78,6 +78,8 @@ ONCE void block(const Product<T>& of, const W& numbers, int64_t row, int64_t pan
             for (int p = 0; p < 2 * PANELS; ++p) {
                 if constexpr (W::HAS_SCALES)
                     total[r][p] += sums[r][p] * load(scales + (p / 2 * blocks + b) * PANEL + p % 2 * LANES);
+                else if constexpr (W::IN_BLOCKS)
+                    total[r][p] += sums[r][p];
                 else
                     total[r][p] = sums[r][p];
             }
@@ -135,7 +137,7 @@ void multiply_pairs(const Product<bfloat16>& of, int64_t panel) {
 // Whether rows of this type are multiplied with a weight in pairs.
 template <typename T>
 inline bool are_paired(const Weight& by) {
-    return HAS_PAIRS && sizeof(T) == sizeof(bfloat16) && !by.scales;
+    return HAS_PAIRS && sizeof(T) == sizeof(bfloat16) && by.form == BFLOAT16;
 }
 
 const int64_t DEPTH = 64;  // numbers of `in` that are widened at once for several rows
@@ -270,12 +272,13 @@ inline void multiply_chunk(const Product<T>& of, int64_t chunk) {
             return;
         }
 #endif
-    if (!of.by->scales)
-        multiply_panels<Half>(of, first, last);
-    else if (!of.by->table)
-        multiply_panels<Eight>(of, first, last);
-    else
-        multiply_panels<Four>(of, first, last);
+    switch (of.by->form) {
+        case BFLOAT16: return multiply_panels<Half>(of, first, last);
+        case FLOAT16: return multiply_panels<Sixteen>(of, first, last);
+        case FLOAT32: return multiply_panels<Whole>(of, first, last);
+        case CODE_OF_8: return multiply_panels<Eight>(of, first, last);
+        case CODE_OF_4: return multiply_panels<Four>(of, first, last);
+    }
 }
 
 template <typename T>

@@ -43,7 +43,7 @@ class Weight(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("panels", "scales", "table", "bias")),
-        *((name, ctypes.c_int64) for name in ("size", "width", "each")),
+        *((name, ctypes.c_int64) for name in ("size", "width", "each", "form")),
     )
 
 
@@ -140,16 +140,27 @@ TWINS: Mapping[str, type[ctypes.Structure]] = {
     "Norm<bfloat16>": Norm,
     "Heads<bfloat16>": Heads,
     "Weight": Weight,
-    "Layer": Layer,
-    "Part": Part,
-    "Pass": Pass,
+    "Layer<bfloat16>": Layer,
+    "Part<bfloat16>": Part,
+    "Pass<bfloat16>": Pass,
     "Draw": Draw,
     "Figures": Figures,
     "Prompts<bfloat16>": Prompts,
 }
 """The structs by their names in C++. One with numbers of float32 has the fields of the one with bfloat16."""
 
-ENUMS: Mapping[str, type[IntEnum]] = {"Step": Step}
+
+class Form(IntEnum):
+    """The forms of the numbers of a weight in `weights.h`."""
+
+    BFLOAT16 = 0
+    FLOAT16 = 1
+    FLOAT32 = 2
+    CODE_OF_8 = 3
+    CODE_OF_4 = 4
+
+
+ENUMS: Mapping[str, type[IntEnum]] = {"Step": Step, "Form": Form}
 """The numbers with names, by the names of their types in C++."""
 
 

@@ -5,21 +5,25 @@
 
 namespace {
 
-// A weight [width, size], plus a bias where there is one, in panels of PANEL outputs. Without scales the numbers are bfloat16,
-// as `Half` reads them. With scales a number is a code times a scale that `each` codes of an output share: a code is an
-// integer of 8 bits, as `Eight` reads it, or with a table the place of an integer in the table, as `Four` reads it.
+// The form of a number: `Half`, `Sixteen`, `Whole`, `Eight` or `Four`.
+enum Form : int64_t { BFLOAT16, FLOAT16, FLOAT32, CODE_OF_8, CODE_OF_4 };
+
+// A weight [width, size], plus a bias where there is one, in panels of PANEL outputs. All forms but `Half` are summed in
+// blocks of `each` numbers of an output. A code times the scale of its block is a number: a code of 8 bits is an integer,
+// and one of 4 bits the place of an integer in the table.
 struct Weight {
     const uint8_t* panels;
     const float* scales;  // [panels, size / each, PANEL]
     const uint8_t* table;
     const void* bias;
     int64_t size, width, each;
+    Form form;
 };
 
 // Numbers of bfloat16, for two numbers of `in` at a time: those of an output lie together.
 struct Half {
     static const int STEP = 2, BYTES = 4 * PANEL, PARTS = 2;
-    static const bool HAS_SCALES = false;
+    static const bool HAS_SCALES = false, IN_BLOCKS = false;
     explicit Half(const uint8_t*) {}
 
     template <int PLACE>
@@ -29,6 +33,41 @@ struct Half {
             std::memcpy(&both, from + p * sizeof both, sizeof both);
             own[p] = (floats)(PLACE ? both & 0xffff0000 : both << 16);
         }
+    }
+};
+
+// Numbers of float16, one output after the other.
+struct Sixteen {
+    static const int STEP = 1, BYTES = 2 * PANEL, PARTS = 1;
+    static const bool HAS_SCALES = false, IN_BLOCKS = true;
+    explicit Sixteen(const uint8_t*) {}
+
+    template <int>
+    void widen(const uint8_t* from, floats* own) const {
+        for (int p = 0; p < 2; ++p) {
+#ifdef __F16C__
+            own[p] = (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + p * 2 * LANES)));
+#else
+            halves bits;
+            std::memcpy(&bits, from + p * sizeof bits, sizeof bits);
+            const words whole = __builtin_convertvector(bits, words);
+            // the exponent of a float16 is 112 less than that of the same number in float32
+            const floats size = (floats)((whole & 0x7fff) << 13) * 0x1p112f;
+            own[p] = (floats)((words)size | (whole & 0x8000) << 16);
+#endif
+        }
+    }
+};
+
+// Numbers of float32, one output after the other.
+struct Whole {
+    static const int STEP = 1, BYTES = 4 * PANEL, PARTS = 1;
+    static const bool HAS_SCALES = false, IN_BLOCKS = true;
+    explicit Whole(const uint8_t*) {}
+
+    template <int>
+    void widen(const uint8_t* from, floats* own) const {
+        for (int p = 0; p < 2; ++p) own[p] = load((const float*)from + p * LANES);
     }
 };
 
@@ -50,7 +89,7 @@ const bool LEAVES_INSTRUCTIONS = false;
 // Codes of 8 bits, one output after the other.
 struct Eight {
     static const int STEP = 1, BYTES = PANEL, PARTS = 1;
-    static const bool HAS_SCALES = true;
+    static const bool HAS_SCALES = true, IN_BLOCKS = true;
     explicit Eight(const uint8_t*) {}
 
     template <int>
@@ -70,7 +109,7 @@ struct Eight {
 // 16 low bytes of its integers, then 16 high bytes. What is widened is 65536 times the integer.
 struct Four {
     static const int STEP = 4, BYTES = 2 * PANEL, PARTS = 2;
-    static const bool HAS_SCALES = true;
+    static const bool HAS_SCALES = true, IN_BLOCKS = true;
 #ifdef __AVX2__
     __m256i low, high;
     explicit Four(const uint8_t* table)

@@ -1,8 +1,10 @@
-"""Passes of a real model in bfloat16 by the compiled functions, beside the same passes by oneDNN, in turns:
-`python -m benchmarks.half_kernels`. For processors with AVX-512.
+"""Passes of real models by the compiled functions, beside the same passes by oneDNN, in turns:
+`python -m benchmarks.compiled_products`.
 
-With `--without-bf16` a processor with AVX512-BF16 takes the place of an older one: oneDNN and the compiled functions do
-without these instructions.
+The models are in bfloat16, which oneDNN multiplies on processors with AVX-512. With `--stored float16` or `float32` they
+are converted first, and computed in float32 on every processor. Each number of the one in float32 is changed by about a
+ten-thousandth, so that float16 has no room for it. With `--without-bf16` a processor with AVX512-BF16 takes the place of
+an older one: oneDNN and the compiled functions do without these instructions.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 from tools.real.models import MODELS
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.kept import Kept
 from benchmarks.machine import Spread
@@ -30,6 +34,7 @@ from steerserve.worker.model.native import compiling
 ROWS = (1, 2, 8, 32)
 PROMPTS = (256, 1024)
 ROUNDS, WARM = 24, 3
+OFF = 1e-4
 OLDER = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 
 
@@ -49,6 +54,19 @@ class Passes(Steps):
         slot = cache.open(tokens)
         ids = [10 + at % 1000 for at in range(tokens)]
         return _timed(lambda: self.model.prefill(cache, [slot], [ids], start=0))
+
+
+def converted(source: Path, stored: str, folder: Path) -> Path:
+    """A copy of a checkpoint in another dtype."""
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, stored))
+    if stored == "float32":
+        draw = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=draw)
+            parameter.data *= 1 + OFF * noise
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return folder
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -93,21 +111,30 @@ def measure(folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without-bf16", action="store_true")
-    is_older = parser.parse_args().without_bf16
+    parser.add_argument("--stored", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    asked = parser.parse_args()
+    is_older = asked.without_bf16
     if is_older and os.environ | OLDER != os.environ:
         # oneDNN reads it when it is loaded
         os.execve(sys.executable, [*sys.orig_argv], os.environ | OLDER)
-    if not packing._has_kernels(torch.bfloat16):
+    if asked.stored == "bfloat16" and not packing._has_kernels(torch.bfloat16):
         raise SystemExit("oneDNN multiplies no bfloat16 on this processor")
     if is_older:
         compiling._FLAGS = (*compiling._FLAGS, "-mno-avx512bf16")
     memory.keep_freed()
     kept = Kept(
-        "half-kernels", rounds=ROUNDS, instructions="AVX-512 without BF16" if is_older else "all"
+        "compiled-products",
+        rounds=ROUNDS,
+        stored=asked.stored,
+        instructions="AVX-512 without BF16" if is_older else "all",
     )
     for model in MODELS:
         print(model.title, flush=True)
-        kept.write({model.name: measure(model.checkpoint)})
+        with tempfile.TemporaryDirectory() as folder:
+            source = model.checkpoint
+            if asked.stored != "bfloat16":
+                source = converted(source, asked.stored, Path(folder))
+            kept.write({model.name: measure(source)})
     kept.end({})
 
 
