@@ -57,20 +57,27 @@ def loaded(folder: Folder) -> Loaded:
     return of
 
 
-@pytest.fixture
-def tapeable(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> Loaded:
-    """As `loaded`, without the compiled functions of the processor, whose calls a tape does not see. Only cards record
-    passes, and they have no such functions."""
-    monkeypatch.setattr(native, "kernels", lambda: None)
+@pytest.fixture(scope="session")
+def loaded_plainly(folder: Folder) -> Loaded:
+    """As `loaded`, without the compiled functions of the processor."""
+    held: dict[str, Checkpoint] = {}
 
     def of(variant: str) -> Checkpoint:
-        model = loaded(variant)
-        for module in model.model.modules():
-            if getattr(module, "kernels", None) is not None:
-                monkeypatch.setattr(module, "kernels", None)
-        return model
+        if variant not in held:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(native, "kernels", lambda: None)
+                held[variant] = open_checkpoint(folder(variant))
+        return held[variant]
 
     return of
+
+
+@pytest.fixture
+def tapeable(loaded_plainly: Loaded, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """Models without the compiled functions of the processor, whose calls a tape does not see. Only cards record passes,
+    and they have no such functions."""
+    monkeypatch.setattr(native, "kernels", lambda: None)
+    return loaded_plainly
 
 
 @pytest.fixture

@@ -39,22 +39,18 @@ const int64_t AHEAD = 1024;  // bytes of a panel
 // Adds the products of some rows with the numbers at `from` of each panel, for the numbers of `in` in one part of a step.
 template <int PLACE, int COUNT, int PANELS, typename W>
 inline void add_part(const W& numbers, const uint8_t* from, int64_t panel_bytes, const float* rows,
-                     floats (&sums)[COUNT][2 * PANELS]) {
+                     typename W::Numbers (&sums)[COUNT][PANELS]) {
     const int together = W::STEP / W::PARTS;
 #pragma GCC unroll 2
     for (int p = 0; p < PANELS; ++p) {
-        floats own[2 * together];
+        typename W::Numbers own[together];
         // few rows wait for the memory: it is asked for the numbers that come later
         if (COUNT <= 2 && PLACE == 0) __builtin_prefetch(from + p * panel_bytes + AHEAD);
         numbers.template widen<PLACE>(from + p * panel_bytes, own);
 #pragma GCC unroll 2
         for (int n = 0; n < together; ++n)
 #pragma GCC unroll 8
-            for (int r = 0; r < COUNT; ++r) {
-                const float value = rows[(PLACE * together + n) * COUNT + r];
-                sums[r][2 * p] += own[2 * n] * value;
-                sums[r][2 * p + 1] += own[2 * n + 1] * value;
-            }
+            for (int r = 0; r < COUNT; ++r) sums[r][p] += own[n] * rows[(PLACE * together + n) * COUNT + r];
     }
 }
 
@@ -67,17 +63,18 @@ ONCE void block(const Product<T>& of, const W& numbers, int64_t row, int64_t pan
     const float* __restrict rows = of.wide + row * in;
     const uint8_t* __restrict from = of.by->panels + panel * bytes;
     const float* scales = of.by->scales + panel * blocks * PANEL;
-    floats total[COUNT][2 * PANELS] = {};
+    typedef typename W::Numbers Numbers;
+    Numbers total[COUNT][PANELS] = {};
     for (int64_t b = 0; b < blocks; ++b) {
-        floats sums[COUNT][2 * PANELS] = {};
+        Numbers sums[COUNT][PANELS] = {};
         for (int64_t k = b * each; k < (b + 1) * each; k += W::STEP, from += W::BYTES) {
             add_part<0, COUNT, PANELS>(numbers, from, bytes, rows + k * COUNT, sums);
             if constexpr (W::PARTS > 1) add_part<1, COUNT, PANELS>(numbers, from, bytes, rows + k * COUNT, sums);
         }
         for (int r = 0; r < COUNT; ++r)
-            for (int p = 0; p < 2 * PANELS; ++p) {
+            for (int p = 0; p < PANELS; ++p) {
                 if constexpr (W::HAS_SCALES)
-                    total[r][p] += sums[r][p] * load(scales + (p / 2 * blocks + b) * PANEL + p % 2 * LANES);
+                    total[r][p] += sums[r][p] * load_panel<Numbers>(scales + (p * blocks + b) * PANEL);
                 else if constexpr (W::IN_BLOCKS)
                     total[r][p] += sums[r][p];
                 else
@@ -85,7 +82,8 @@ ONCE void block(const Product<T>& of, const W& numbers, int64_t row, int64_t pan
             }
     }
     for (int r = 0; r < COUNT; ++r)
-        for (int p = 0; p < 2 * PANELS; ++p) finish(of, row + r, panel * PANEL + p * LANES, total[r][p]);
+        for (int p = 0; p < 2 * PANELS; ++p)
+            finish(of, row + r, panel * PANEL + p * LANES, eight_of(total[r][p / 2], p % 2));
 }
 
 #ifdef __AVX512BF16__
@@ -147,21 +145,17 @@ const int64_t CROWD = 96;  // the most rows that share what is widened
 template <int COUNT>
 ONCE void add_widened(const float* __restrict numbers, const float* __restrict rows, int64_t size, const float* scales,
                       float* total) {
-    floats sums[COUNT][2] = {};
+    wide_floats sums[COUNT] = {};
     for (int64_t k = 0; k < size; ++k) {
-        const floats one = load(numbers + k * PANEL), other = load(numbers + k * PANEL + LANES);
+        const wide_floats own = load_panel<wide_floats>(numbers + k * PANEL);
 #pragma GCC unroll 8
-        for (int r = 0; r < COUNT; ++r) {
-            const float value = rows[k * COUNT + r];
-            sums[r][0] += one * value;
-            sums[r][1] += other * value;
-        }
+        for (int r = 0; r < COUNT; ++r) sums[r] += own * rows[k * COUNT + r];
     }
-    for (int r = 0; r < COUNT; ++r)
-        for (int p = 0; p < 2; ++p) {
-            float* to = total + r * PANEL + p * LANES;
-            store(to, load(to) + sums[r][p] * load(scales + p * LANES));
-        }
+    const wide_floats scale = load_panel<wide_floats>(scales);
+    for (int r = 0; r < COUNT; ++r) {
+        float* to = total + r * PANEL;
+        store_panel(to, load_panel<wide_floats>(to) + sums[r] * scale);
+    }
 }
 
 // As `block`, with the same bits, for the rows from `first` to before `last`, which share what is widened.
@@ -173,9 +167,9 @@ void multiply_crowd(const Product<T>& of, const Four& numbers, int64_t first, in
     std::memset(total, 0, (last - first) * PANEL * sizeof(float));
     for (int64_t b = 0; b < blocks; ++b) {
         for (int64_t k = 0; k < each; k += Four::STEP, from += Four::BYTES) {
-            floats own[2 * Four::STEP];
+            Four::Numbers own[Four::STEP];
             numbers.widen<0>(from, own);
-            numbers.widen<1>(from, own + Four::STEP);
+            numbers.widen<1>(from, own + Four::STEP / Four::PARTS);
             std::memcpy(wide + k * PANEL, own, sizeof own);
         }
         const float* scales = of.by->scales + (panel * blocks + b) * PANEL;

@@ -45,6 +45,43 @@ inline floats load(const bfloat16* from) {
 
 inline void store(float* to, floats value) { std::memcpy(to, &value, sizeof value); }
 
+// The PANEL numbers of one panel.
+struct two_floats {
+    floats halves[2];
+};
+
+inline floats eight_of(const two_floats& value, int half) { return value.halves[half]; }
+inline two_floats operator*(two_floats one, two_floats other) {
+    return {{one.halves[0] * other.halves[0], one.halves[1] * other.halves[1]}};
+}
+inline two_floats operator*(two_floats one, float other) { return {{one.halves[0] * other, one.halves[1] * other}}; }
+inline two_floats operator+(two_floats one, two_floats other) {
+    return {{one.halves[0] + other.halves[0], one.halves[1] + other.halves[1]}};
+}
+inline void operator+=(two_floats& one, two_floats other) { one = one + other; }
+
+// The same, as one vector where the processor has such vectors.
+#ifdef __AVX512F__
+typedef float wide_floats __attribute__((vector_size(64)));
+
+inline floats eight_of(wide_floats value, int half) {
+    const __m512d both = _mm512_castps_pd((__m512)value);
+    return (floats)_mm256_castpd_ps(half ? _mm512_extractf64x4_pd(both, 1) : _mm512_castpd512_pd256(both));
+}
+#else
+typedef two_floats wide_floats;
+#endif
+
+template <typename F>
+inline F load_panel(const float* from) {
+    F found;
+    std::memcpy(&found, from, sizeof found);
+    return found;
+}
+
+template <typename F>
+inline void store_panel(float* to, F value) { std::memcpy(to, &value, sizeof value); }
+
 // rounds to the nearest, and to the even one of two that are as near; NaN stays NaN
 inline void store(bfloat16* to, floats value) {
     words bits = (words)value;
