@@ -126,7 +126,7 @@ struct Eight {
 // for the number b / 8 % 2 of `in`, in the low bits, and for the number two further on, in the high bits. The table has
 // 16 low bytes of its integers, then 16 high bytes. What is widened is 65536 times the integer.
 struct Four {
-    typedef two_floats Numbers;
+    typedef two_floats Numbers;  // they are widened eight at a time
     static const int STEP = 4, BYTES = 2 * PANEL, PARTS = 2;
     static const bool HAS_SCALES = true, IN_BLOCKS = true;
 #ifdef __AVX2__
