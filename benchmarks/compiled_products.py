@@ -1,10 +1,10 @@
 """Passes of real models by the compiled functions, beside the same passes by oneDNN, in turns:
 `python -m benchmarks.compiled_products`.
 
-The models are in bfloat16, which oneDNN multiplies on processors with AVX-512. With `--stored float16` or `float32` they
-are converted first, and computed in float32 on every processor. Each number of the one in float32 is changed by about a
-ten-thousandth, so that float16 has no room for it. With `--without-bf16` a processor with AVX512-BF16 takes the place of
-an older one: oneDNN and the compiled functions do without these instructions.
+The models are in bfloat16, which oneDNN multiplies on processors with AVX-512. With `--stored float16` or
+`--stored float32` they are converted first, and computed in float32 on every processor. For float32 each number is
+changed by about a ten-thousandth, so that float16 has no room for it. With `--without-bf16` a processor with
+AVX512-BF16 takes the place of an older one: oneDNN and the compiled functions do not use these instructions.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Noun(Generic[Owner]):
         changes: what the log calls the changes of its routes, by method and path.
         questions: the paths of its routes that have a body and change nothing.
         health: the parts of the service whose health it reports.
-        close: ends its work in the background, once all jobs have ended and before the database closes.
+        close: ends its work in the background. All jobs and the engine have ended, and the database is still open.
     """
 
     name: str
@@ -91,8 +91,8 @@ class Noun(Generic[Owner]):
 
 
 class World:
-    """The owners of the service, which the owners of nouns are given. `app/wiring.py` makes each of them after
-    those that it needs. The owners of nouns that other owners need are among them."""
+    """The owners of the service. The owners of nouns get what they need from here. `app/wiring.py` makes the owners in
+    an order in which each finds the others that it needs."""
 
     # the surroundings of the control plane
     settings: Settings

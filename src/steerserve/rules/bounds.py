@@ -700,7 +700,7 @@ BOUNDS: Final[tuple[Bound, ...]] = (
         "kept",
         "labels of features",
         "{LABELS_KEPT} labels of at most {LABELLED_SAES_KEPT} SAEs",
-        "those that were read longest ago are read from the database again",
+        "the labels of the SAE that was read longest ago are read from the database again",
         "tests/nouns/labels/test_store.py::test_however_many_saes_are_read_each_has_its_own_and_few_labels_are_kept",
     ),
     Bound(

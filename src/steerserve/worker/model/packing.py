@@ -52,8 +52,8 @@ _LIBRARY_STATE = ("state", "quant_state")
 """What bitsandbytes keeps in a layer beside its weight."""
 
 _BLOCKS = range(64, 0, -8)
-"""The lengths of the blocks in which a product of float32 is summed; the first that divides the width is taken. So the
-sum is as exact as that of the library (benchmarks/compiled_products.py)."""
+"""The lengths of the blocks in which a product of float32 is summed. The first that divides the width is taken. A sum
+in blocks rounds less than one from front to end."""
 
 _WRONG = 1e-3
 """The difference of two products, as a part of their length, that no order of sums in float32 makes."""
@@ -178,13 +178,15 @@ class PanelWeight(memory.Native):
 
 
 def _pack_otherwise(weight: Tensor) -> HalfWeight | PanelWeight | None:
-    """A weight for rows of its own dtype, in a layout other than that of oneDNN; None where there is none, and where a
-    number of it would change although oneDNN multiplies it as it is."""
+    """A weight for rows of its own dtype, in a layout other than that of oneDNN. None where there is none, where a
+    number of it would change although oneDNN multiplies it as it is, and where oneDNN's kernels come before those of
+    FBGEMM."""
     panels = PanelWeight.pack(weight)
     if panels is not None and not _is_right(panels, weight):
         log.error("compiled_product_wrong", width=panels.width, size=weight.shape[1])
         panels = None
-    if panels is not None or _has_kernels(torch.bfloat16):
+    has_others = weight.dtype != torch.float16 and _has_kernels(torch.bfloat16)
+    if panels is not None or has_others:
         return panels
     return HalfWeight.pack(weight, is_exact=_has_kernels(weight.dtype))
 
