@@ -18,6 +18,8 @@ from steerserve.parts.part import Form, Part
 from steerserve.parts.pool.form import POOL, Pool
 from steerserve.parts.readings.form import READINGS, Readings
 from steerserve.parts.registry import parts
+from steerserve.parts.steering_report.form import STEERING_REPORT, CountedEdits, EditActs
+from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.vector import Direction
 
 Prompts = Sequence[m.Prompt]
@@ -31,6 +33,7 @@ def asked(
     divergence: Divergence | None = None,
     readings: Sequence[Direction] = (),
     raw: RawReads | None = None,
+    counted: tuple[Edit, ...] | None = None,
 ) -> dict[str, msgspec.Raw]:
     """The parts of a request."""
     return {
@@ -40,10 +43,11 @@ def asked(
         **DIVERGENCE.ask(divergence),
         **READINGS.ask(Readings(tuple(readings)) if readings else None),
         **ACTIVATIONS_RAW.ask(raw),
+        **STEERING_REPORT.ask(None if counted is None else CountedEdits(counted)),
     }
 
 
-PARTS = ("tap", "pool", "logprobs", "divergence", "readings", "raw")
+PARTS = ("tap", "pool", "logprobs", "divergence", "readings", "raw", "counted")
 _GOAL = ("n", "constraint", "is_stream")
 
 
@@ -96,6 +100,11 @@ def form(request: m.Request, part: Part[Form, Any]) -> Form | None:
 def told(outcome: m.Event | m.Outcome, name: str) -> Any:
     """What an outcome has of a part; None where it has nothing."""
     return parts()[name].read(getattr(outcome, "parts", {}))
+
+
+def acts(piece: m.Piece) -> list[EditActs]:
+    """Where the edits acted, as the last piece of a choice tells it."""
+    return STEERING_REPORT.read(piece.parts) or []
 
 
 def to_write(

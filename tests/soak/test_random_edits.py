@@ -31,6 +31,7 @@ from steerserve.rules.steering.positions import EVERY, Positions, Selection
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import sites
+from tests import asking
 from tests.worker import models
 from tests.worker.hooks.test_edits import KEY, SAE, Case, Hand, drawn, selected
 from tests.worker.running import Answer, Bench, attempt, open_checkpoint, words
@@ -342,14 +343,14 @@ class Round:
         if not is_right and hand.nearest < NEAR:
             self._counts["a reading at its bound"] += 1
             return
-        assert is_right, (max(gaps), hand.nearest, asked.case, last.acts)
+        assert is_right, (max(gaps), hand.nearest, asked.case, asking.acts(last))
         self._counts["equal to the reference"] += 1
 
     def _is_told(self, asked: Asked, hand: Hand) -> bool:
         """Whether the report counts the positions of the reference."""
         if not asked.is_own:
             return True
-        told = {acts.number: acts for acts in asked.answer.pieces[-1].acts or []}
+        told = {acts.number: acts for acts in asking.acts(asked.answer.pieces[-1])}
         for one in asked.case.edits:
             passed = range(len(hand.ids))
             evaluated = sum(selected(one.positions, q, len(asked.ids), hand.ids) for q in passed)

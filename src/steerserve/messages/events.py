@@ -313,25 +313,6 @@ class Started(Message, frozen=True):
     unused: tuple[str, ...] = ()
 
 
-RUNS_MAXIMUM = 1000
-"""The most runs of positions at which one edit is said to have acted."""
-
-
-class EditActs(Message, frozen=True):
-    """Where the edit `number` acted in one choice. `evaluated` counts the positions at which the edit was evaluated,
-    and `acted` those at which it changed the value of a site; `first` and `last` are the first and the last of these.
-    `max_change` is the largest |change| / |x| of one site. `at` has these positions as runs [first, last], None where
-    there are more than RUNS_MAXIMUM of them."""
-
-    number: int
-    evaluated: int
-    acted: int
-    first: int | None
-    last: int | None
-    max_change: float
-    at: list[tuple[int, int]] | None = []
-
-
 class TokenScore(Message, frozen=True):
     """One candidate for the next token: its text, and its log-probability among the candidates."""
 
@@ -354,8 +335,8 @@ class Distribution(Message, frozen=True):
 
 class Piece(Message, frozen=True):
     """New text of one choice. `finish` is None, `stop` or `length`; `tokens` counts the choice's tokens so far. With
-    the last piece, `is_changed` says whether an operator changed the choice's steering while it ran, and `acts` is what
-    was asked for with `Request.counted`. `parts` has what parts of the request give with this token, by their names."""
+    the last piece, `is_changed` says whether an operator changed the choice's steering while it ran. `parts` has what
+    parts of the request give with this token, by their names."""
 
     id: int
     choice: int
@@ -363,7 +344,6 @@ class Piece(Message, frozen=True):
     tokens: int
     finish: FinishReason | None = None
     is_changed: bool = False
-    acts: list[EditActs] | None = None
     parts: dict[str, msgspec.Raw] = {}
 
 

@@ -23,7 +23,6 @@ from steerserve.messages.values import (
 )
 from steerserve.nouns.lens.rules import AttributedPositions, AttributionMethod
 from steerserve.nouns.patches.rules import Cell, Metric
-from steerserve.rules.steering.edits import Edit
 
 
 class ReadingGoal(Message, frozen=True):
@@ -192,8 +191,6 @@ class Request(Message, frozen=True, kw_only=True):
         label: names the request in records of monitoring and in events of sensing; without a label it is neither
             monitored nor sensed.
         reported: what sensing leaves out of the prompts.
-        counted: with these edits, the end of each choice reports where edits acted: those of its plan, and these, which
-            are the parts of the values that the plan adds.
         parts: what is asked for beside the goal: by the name of the part its form, as `parts.pack` packs it.
     """
 
@@ -205,7 +202,6 @@ class Request(Message, frozen=True, kw_only=True):
     client: str = ""
     label: str | None = None
     reported: Reported | None = None
-    counted: tuple[Edit, ...] | None = None
     parts: dict[str, msgspec.Raw] = {}
 
     @property

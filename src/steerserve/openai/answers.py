@@ -3,7 +3,7 @@ converted by them while the service runs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, get_type_hints
 
 from pydantic import ConfigDict, WithJsonSchema, with_config
 from typing_extensions import TypedDict
@@ -33,33 +33,6 @@ ServiceBlock: Any = TypedDict(  # type: ignore[misc]
     },
 )
 ServiceBlock.__doc__ = "What an answer has beside the OpenAI protocol."
-
-
-class EditReport(TypedDict):
-    """Where one edit acted. `edit` is its place in the list, and `layers` are those of its features or directions;
-    `first` and `last` are the first and the last position at which it changed something, and `max_change` is the
-    largest change there, as a part of the norm of the value. `at` has all these positions as runs [first, last] where
-    the answer has one choice; null where there are too many runs."""
-
-    edit: int
-    source: str
-    op: str
-    layers: list[int]
-    evaluated: int
-    acted: int
-    first: int | None
-    last: int | None
-    max_change: float
-    at: NotRequired[list[list[int]] | None]
-
-
-class SteeringReport(TypedDict):
-    """The digest of the steering at the start of the answer, whether an operator changed it meanwhile, and where each
-    edit acted."""
-
-    state: str | None
-    changed: bool
-    edits: list[EditReport]
 
 
 class AnswerMessage(TypedDict):
@@ -129,7 +102,6 @@ class ChatCompletion(TypedDict):
     system_fingerprint: str
     steered: NotRequired[bool]
     steering_changed: NotRequired[Literal[True]]
-    steering_report: NotRequired[SteeringReport]
     service: NotRequired[ServiceBlock]
 
 
@@ -146,7 +118,6 @@ class TextCompletion(TypedDict):
     system_fingerprint: str
     steered: NotRequired[bool]
     steering_changed: NotRequired[Literal[True]]
-    steering_report: NotRequired[SteeringReport]
     service: NotRequired[ServiceBlock]
 
 
@@ -244,7 +215,6 @@ class ResponseObject(TypedDict):
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
     steering_changed: NotRequired[Literal[True]]
-    steering_report: NotRequired[SteeringReport]
     service: NotRequired[ServiceBlock]
 
 
@@ -420,7 +390,15 @@ def answered(kind: object) -> dict[int | str, dict[str, object]]:
     return {200: {"model": kind, "description": "the answer"}}
 
 
-def streamed(kind: object) -> dict[int | str, dict[str, object]]:
-    """The answer of a route that can stream, for its declaration."""
+def streamed(kind: Any) -> dict[int | str, dict[str, object]]:
+    """The answer of a route that can stream, for its declaration. Parts of requests have objects in it."""
+    of_parts = {
+        name: NotRequired[load(form)]
+        for part in parts().values()
+        for name, form in part.beside.items()
+    }
+    made: Any = TypedDict(kind.__name__, get_type_hints(kind, include_extras=True) | of_parts)  # type: ignore[misc]
+    made.__doc__ = kind.__doc__
+    kind = with_config(CLOSED)(made)
     words = "the answer; with `stream: true` as server-sent events"
     return {200: {"model": kind, "description": words, "content": {"text/event-stream": {}}}}

@@ -117,7 +117,6 @@ class Written(Body):
     seed: Annotated[int, Field(ge=0, le=SEED_MAXIMUM)] | None = None
     sae_steering: SaeSteeringBody | None = None
     interventions: Annotated[object, WithJsonSchema(_INTERVENTIONS)] = None
-    return_steering_report: bool | None = None
 
 
 class Sampled(Written):

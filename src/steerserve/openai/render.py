@@ -32,9 +32,9 @@ from steerserve.openai.intake import Accepted
 from steerserve.openai.shape import (
     AnswerChoice,
     AnswerShape,
+    beside,
     service,
     service_of_token,
-    steering,
 )
 from steerserve.settings import Settings
 
@@ -177,7 +177,7 @@ async def _fold(
         "choices": [shape.choice(i, choice, asked) for i, choice in enumerate(choices)],
         "usage": _usage(opened.started, choices),
         "system_fingerprint": opened.run.fingerprint,
-        **steering(opened.run, asked, choices),
+        **beside(opened.run, asked, choices),
         **({"service": told} if told else {}),
     }
 
@@ -237,7 +237,7 @@ def _ending(opened: Opened, asked: Asked, choices: list[AnswerChoice]) -> dict[s
     if not all(choice.finish for choice in choices):
         return {}
     usage = _usage(opened.started, choices)
-    return {"usage": usage, **steering(opened.run, asked, choices)}
+    return {"usage": usage, **beside(opened.run, asked, choices)}
 
 
 def failure(error: Exception, parts: AnswerParts) -> dict[str, dict[str, object]]:

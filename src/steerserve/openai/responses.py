@@ -19,7 +19,7 @@ from steerserve.openai.intake import Accepted, Intake
 from steerserve.openai.render import AnswerParts, Opened
 from steerserve.openai.response_body import as_sent, named_as_sent
 from steerserve.openai.response_shape import Events, ResponseShape, status_of
-from steerserve.openai.shape import AnswerChoice, service, steering
+from steerserve.openai.shape import AnswerChoice, beside, service
 
 
 def router(intake: Intake, parts: AnswerParts) -> APIRouter:
@@ -72,7 +72,7 @@ def _whole(
     opened: Opened,
     told: dict[str, object],
 ) -> dict[str, object]:
-    more = steering(opened.run, asked, [choice]) | ({"service": told} if told else {})
+    more = beside(opened.run, asked, [choice]) | ({"service": told} if told else {})
     return shape.whole(choice, sum(opened.started.prompt_tokens), **more)
 
 

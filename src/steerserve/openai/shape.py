@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Run
 from steerserve.messages import (
-    EditActs,
     Piece,
     PromptToken,
     Score,
@@ -23,7 +22,6 @@ from steerserve.messages import (
 )
 from steerserve.parts.part import Part
 from steerserve.parts.registry import parts
-from steerserve.rules.steering.account import Listed
 from steerserve.rules.text_offsets import place_tokens
 
 Chunk = TypeVar("Chunk")
@@ -38,12 +36,10 @@ class AnswerChoice:
     finish: str | None = None
     scored: Scored | None = None
     is_changed: bool = False
-    acts: Sequence[EditActs] = ()
     parts: dict[str, list[msgspec.Raw]] = field(default_factory=dict)
 
     def take_piece(self, piece: Piece) -> None:
         self.is_changed = self.is_changed or piece.is_changed
-        self.acts = piece.acts or self.acts
         self.hear(piece)
         self.text.append(piece.text)
         self.tokens = piece.tokens
@@ -133,49 +129,28 @@ CHAT = AnswerShape("chatcmpl", "chat.completion", "chat.completion.chunk", is_ch
 COMPLETION = AnswerShape("cmpl", "text_completion", "text_completion", is_chat=False)
 
 
-def steering(run: Run, asked: Asked, choices: Sequence[AnswerChoice]) -> dict[str, object]:
-    """What the final object of an answer says about its steering; nothing where there is nothing to say."""
+def beside(run: Run, asked: Asked, choices: Sequence[AnswerChoice]) -> dict[str, object]:
+    """What stands beside the choices in the final object of an answer: what there is to say about its steering, and
+    what parts tell there."""
     if not asked.goal.writes:
         return {"steered": run.admitted.state is not None} if asked.is_scored_steered else {}
     is_changed = any(choice.is_changed for choice in choices)
     told: dict[str, object] = {"steering_changed": True} if is_changed else {}
-    if asked.is_reported:
-        acts = [one for choice in choices for one in choice.acts]
-        listed = run.admitted.account.listed
-        by_key = {key: one.layer for key, one in run.admitted.resident.attachments.items()}
-        told["steering_report"] = {
-            "state": run.admitted.state,
-            "changed": is_changed,
-            "edits": [
-                _acts(at, entry, acts, entry.layers(by_key)) | _runs(entry, choices)
-                for at, entry in enumerate(listed)
-            ],
-        }
+    for name, planned in run.admitted.parts.items():
+        part = parts()[name]
+        if part.beside:
+            chunks, texts = _chunks_of(part, choices), ["".join(choice.text) for choice in choices]
+            told |= part.tell_beside(planned, chunks, texts, is_changed=is_changed)
     return told
 
 
-def _acts(at: int, entry: Listed, acts: Sequence[EditActs], layers: list[int]) -> dict[str, object]:
-    """One entry of a report: its acts in all choices, and at all layers of a vector."""
-    made = [one for one in acts if one.number == entry.number]
+def _chunks_of(
+    part: Part[Any, Chunk], choices: Sequence[AnswerChoice]
+) -> dict[int, Sequence[Chunk]]:
+    """What a part gave of each choice, by the numbers of the choices of which it gave something."""
     return {
-        "edit": at,
-        "source": entry.source,
-        "op": entry.op,
-        "layers": layers,
-        "evaluated": sum(one.evaluated for one in made),
-        "acted": sum(one.acted for one in made),
-        "first": min((one.first for one in made if one.first is not None), default=None),
-        "last": max((one.last for one in made if one.last is not None), default=None),
-        "max_change": max((one.max_change for one in made), default=0.0),
+        at: choice.chunks_of(part) for at, choice in enumerate(choices) if part.name in choice.parts
     }
-
-
-def _runs(entry: Listed, choices: Sequence[AnswerChoice]) -> dict[str, object]:
-    """Where an edit of an answer with one choice acted. Positions of several choices are those of different texts."""
-    if len(choices) != 1:
-        return {}
-    made = [one for one in choices[0].acts if one.number == entry.number]
-    return {"at": made[0].at if made else []}
 
 
 def service(
@@ -189,9 +164,7 @@ def service(
         part = parts()[name]
         if is_streamed and part.is_streamed(planned):
             continue
-        chunks = {
-            at: choice.chunks_of(part) for at, choice in enumerate(choices) if name in choice.parts
-        }
+        chunks = _chunks_of(part, choices)
         if chunks:
             told |= part.tell(planned, chunks, texts)
     return told

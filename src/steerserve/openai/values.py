@@ -101,7 +101,6 @@ def generate(
         ),
         parts=_parts(source or body, Sent(route, settings, len(prompts), n, is_stream=is_stream)),
         is_stream=is_stream,
-        is_reported=bool(body.return_steering_report),
         has_penalty=bool(frequency or presence),
         constraint=constraint,
         **base,

@@ -12,6 +12,7 @@ import msgspec
 
 from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.sensing.ranking import Scales
+from steerserve.rules.steering.account import Account
 from steerserve.rules.steering.named_directions import NamedDirection
 from steerserve.rules.steering.placing import ModelFacts
 
@@ -32,14 +33,16 @@ class BodyField:
 
     Attributes:
         kind: the module and the name of its type, which only the service imports.
-        is_refused: whether the field is refused where it is not honoured: for a GGUF model, on other routes, and in
-            scoring requests. Otherwise the part itself refuses an engine, and other routes do not use the field.
+        is_refused: whether the field is refused where it is not honoured: for a GGUF model, and on other routes.
+            Otherwise the part itself refuses an engine, and other routes do not use the field.
+        is_scored: whether scoring requests honour the field. The others refuse it.
         known: the fields of its value; None where the value is no object.
         code: the code of the refusal of a wrong value.
     """
 
     kind: str
     is_refused: bool = True
+    is_scored: bool = False
     known: Known | None = None
     code: str = "INVALID_PARAMETER"
 
@@ -60,6 +63,16 @@ class Sent:
     n: int = 1
     is_stream: bool = False
     is_scored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """How a request is steered: which steering it is (`rules/steering/digest.py`), None where nothing is added; whose,
+    and its edits; and the layers of the attached SAEs by their keys."""
+
+    state: str | None
+    account: Account
+    layers: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,9 @@ class Lookups(Protocol):
     async def scales(self, key: str) -> Scales | None:
         """What corpora tell of the features of the SAE that is attached under this key; None without a corpus."""
 
+    def steering(self) -> Steering:
+        """How the request is steered. It is known once the request has its plan."""
+
 
 class Part(Generic[Form, Chunk]):
     """One part. A class overrides what its part needs.
@@ -100,20 +116,24 @@ class Part(Generic[Form, Chunk]):
         name: names the part in a request and in outcomes.
         fields: its fields in bodies of chats, text completions and responses, by their names.
         told: its objects in `service` of an answer: the module and the name of the type of each, by its name.
+        beside: the same for its objects beside the choices of an answer.
         form: what a row gets.
         chunk: what a row gives.
         row: the module and the class that serve a row, which only the engine imports.
         reads_saes: whether it reads attached SAEs.
+        needs_slot: whether a request with it takes a slot on a server with continuous batching.
         is_late: whether a row gives the chunk of a token with the next token, because it reads the values at the token.
     """
 
     name: ClassVar[str]
     fields: ClassVar[Mapping[str, BodyField]] = MappingProxyType({})
     told: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    beside: ClassVar[Mapping[str, str]] = MappingProxyType({})
     form: type[Form]
     chunk: type[Chunk]
     row: ClassVar[str]
     reads_saes: ClassVar[bool] = False
+    needs_slot: ClassVar[bool] = True
     is_late: ClassVar[bool] = False
 
     # ------------------------------------------------------------- from the body to the plan
@@ -181,6 +201,18 @@ class Part(Generic[Form, Chunk]):
     ) -> dict[str, object]:
         """What is told of the chunks of choices, which are given by the number of the choice. `texts` are those of all
         choices of the answer."""
+        return {}
+
+    def tell_beside(
+        self,
+        planned: Any,
+        chunks: Mapping[int, Sequence[Chunk]],
+        texts: Sequence[str],
+        *,
+        is_changed: bool,
+    ) -> dict[str, object]:
+        """What is told beside the choices, at the end of the answer. `chunks` and `texts` are as in `tell`;
+        `is_changed` says that an operator changed the steering while the answer was written."""
         return {}
 
     def tell_inside(self, planned: Any, chunks: Sequence[Chunk]) -> list[dict[str, object]]:

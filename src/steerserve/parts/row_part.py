@@ -9,7 +9,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from steerserve.parts.steering_report.form import EditActs
 from steerserve.rules.saes.sites import OPERAND_SITES
+from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.positions import Positions
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
@@ -55,6 +57,7 @@ class RowFacts:
         text_of: gives the text of a token.
         sae: gives the number of the SAE that is attached under a key, and the SAE with its encoder on the device of its
             site. It raises a Refusal SAE_NOT_ATTACHED, or INSUFFICIENT_MEMORY where the encoder does not fit there.
+        acts: gives where the edits of the row acted so far, where a part has them counted.
         sites: gives what reads sites, each by its name and its layer, with `is_before` as `SiteRead` has it. It raises
             a Refusal SAE_INCOMPATIBLE for a site that the model does not have.
         are_at: says for each position of [first, first + count) whether it is one of the positions that are meant.
@@ -72,6 +75,7 @@ class RowFacts:
     sae: Callable[[str], tuple[int, Sae]]
     sites: Callable[[Sequence[tuple[str, int]], bool], SiteRead]
     are_at: Callable[[Positions, int, int], Sequence[bool]]
+    acts: Callable[[], list[EditActs]]
 
     def token_at(self, position: int) -> int:
         """The token at a position of prompt and completion."""
@@ -119,6 +123,8 @@ class RowPart:
         name: the name of the part.
         reads: the attached SAEs, and the sites, whose values it reads.
         directions: the directions along which it reads at each position from which a token is drawn.
+        counted: not None where it needs to know where the edits of the row act; then those among the values that the
+            plan adds.
         may_reuse: whether a kept beginning of the prompt may stand for positions that the part does not see then.
         logits_from: the first position of the prompt after which it needs logits; None where it needs none of them.
         attends_plainly: whether the layers must compute attention in the plain way for the row.
@@ -128,6 +134,7 @@ class RowPart:
     name = ""
     reads: Sequence[Read] = ()
     directions: Sequence[Direction] = ()
+    counted: Sequence[Edit] | None = None
     may_reuse = True
     logits_from: int | None = None
     attends_plainly = False

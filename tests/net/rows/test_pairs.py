@@ -123,7 +123,7 @@ PARTS: Mapping[str, Callable[[Answer], Any]] = MappingProxyType(
         "logprobs": lambda answer: of_tokens(answer, "steered"),
         "plain": lambda answer: of_tokens(answer, "plain"),
         "divergence": lambda answer: answer["Piece 0"][-1]["parts"]["divergence"],
-        "counted": lambda answer: answer["Piece 0"][-1]["acts"],
+        "counted": lambda answer: answer["Piece 0"][-1]["parts"]["steering_report"],
         "recording": lambda answer: [
             answer[f"{kind} 0"] for kind in ("Recorded", "SensedSpans", "SensedEdges")
         ],

@@ -28,6 +28,7 @@ from steerserve.worker.hooks import table
 from steerserve.worker.hooks.table import DirectionTable
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae.sites import Site
+from tests import asking
 from tests.worker.conftest import Folder, Loaded
 from tests.worker.hooks.test_edits import asked, direction, edit, of
 from tests.worker.hooks.test_steering import sites_of
@@ -217,7 +218,7 @@ def test_rows_that_edit_are_called_at_their_sites_between_recorded_pieces(
             bench.run()
             applied = bench.steering.applied
         answers = [bench.answers[number, 0] for number in range(len(EDITED))]
-        acts = [answer.pieces[-1].acts for answer in answers]
+        acts = [asking.acts(answer.pieces[-1]) for answer in answers]
         found.append(([answer.tokens for answer in answers], acts, applied))
     assert found[0] == found[1]
     assert len({tuple(tokens) for tokens in found[0][0]}) == len(EDITED)
@@ -311,7 +312,7 @@ def test_a_replay_with_another_value_at_a_called_site_is_never_used(
         with bench.attached(KEY, SAE, 0):
             answer = bench.ask(1, words(12), plan=EDITED[0], counted=(), max_tokens=6)
             bench.run()
-            found.append((answer.tokens, answer.pieces[-1].acts, bench.steering.applied))
+            found.append((answer.tokens, asking.acts(answer.pieces[-1]), bench.steering.applied))
     assert found[0] == found[1]
     (change,) = bench.changes
     assert "other bits than a plain pass at resid_post" in change.reason

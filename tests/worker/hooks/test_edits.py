@@ -47,6 +47,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import GateWeights, Sae
+from tests import asking
 from tests.worker import models
 from tests.worker.positions import drawn_positions, selected
 from tests.worker.running import (
@@ -715,7 +716,7 @@ def test_random_edits_at_positions_under_conditions_are_what_a_plain_model_does_
                 if out[-1] in model.end_tokens:
                     break
         assert answer.tokens == out, (text, case)
-        told = {acts.number: acts for acts in answer.pieces[-1].acts or []}
+        told = {acts.number: acts for acts in asking.acts(answer.pieces[-1])}
         for one in case.edits:
             passed = len(ids) + len(out) - 1
             expected = sum(
@@ -916,7 +917,7 @@ def test_what_an_operator_sets_meanwhile_is_not_counted_as_what_the_row_began_wi
         assert part < whole
         if plan_ is plans[-1]:
             part = whole
-        told = {acts.number: acts.evaluated for acts in answer.pieces[-1].acts or []}
+        told = {acts.number: acts.evaluated for acts in asking.acts(answer.pieces[-1])}
         assert told == {0: whole, 1: part, 2: whole, 3: part}
 
 
@@ -931,9 +932,9 @@ def test_added_values_are_counted_where_they_are_added(loaded: Loaded) -> None:
         )
         bench.run()
     assert told.tokens == plain.tokens
-    assert plain.pieces[-1].acts is None
+    assert not asking.acts(plain.pieces[-1])
     positions = len(told.row.prompt) + len(told.tokens) - 1
-    for acts in told.pieces[-1].acts or []:
+    for acts in asking.acts(told.pieces[-1]):
         assert (acts.evaluated, acts.acted, acts.first, acts.last) == (
             positions,
             positions,
@@ -941,7 +942,7 @@ def test_added_values_are_counted_where_they_are_added(loaded: Loaded) -> None:
             positions - 1,
         )
         assert acts.max_change > 0
-    assert len(told.pieces[-1].acts or []) == 2
+    assert len(asking.acts(told.pieces[-1])) == 2
 
 
 def test_rows_in_another_order_keep_what_was_prepared_for_them(loaded: Loaded) -> None:

@@ -21,6 +21,7 @@ from steerserve.rules.steering.positions import ALL, Positions, Selection
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import sites
+from tests import asking
 from tests.worker.running import Bench, generated, random_sae, site_of, words
 
 Loaded = Callable[[str], Checkpoint]
@@ -200,7 +201,7 @@ def test_the_report_counts_where_it_acted(llama: Checkpoint) -> None:
     bench = Bench(llama)
     answer = bench.ask(1, "", ids=IDS, plan=plan(edit), counted=(), max_tokens=3)
     bench.run()
-    (acts,) = answer.pieces[-1].acts or ()
+    (acts,) = asking.acts(answer.pieces[-1])
     assert (acts.evaluated, acts.acted, acts.first, acts.last) == (2, 2, 3, 7)
     assert acts.max_change > 0.1
 

@@ -3449,8 +3449,8 @@ export interface components {
             steered?: boolean;
             /** @constant */
             steering_changed?: true;
-            steering_report?: components["schemas"]["SteeringReport"];
             service?: components["schemas"]["ServiceBlock"];
+            steering_report?: components["schemas"]["SteeringReport"];
         };
         ChatLogprobs: {
             content: components["schemas"]["ChosenToken"][];
@@ -5927,8 +5927,8 @@ export interface components {
             usage: components["schemas"]["ResponseUsage"] | null;
             /** @constant */
             steering_changed?: true;
-            steering_report?: components["schemas"]["SteeringReport"];
             service?: components["schemas"]["ServiceBlock"];
+            steering_report?: components["schemas"]["SteeringReport"];
         };
         ResponseUsage: {
             input_tokens: number;
@@ -6456,8 +6456,8 @@ export interface components {
             steered?: boolean;
             /** @constant */
             steering_changed?: true;
-            steering_report?: components["schemas"]["SteeringReport"];
             service?: components["schemas"]["ServiceBlock"];
+            steering_report?: components["schemas"]["SteeringReport"];
         };
         TextIndex: {
             index: number;
@@ -6958,7 +6958,6 @@ export interface operations {
                         mode?: ("add" | "replace") | null;
                         preserve_norm?: boolean | null;
                     } | null;
-                    return_steering_report?: boolean | null;
                     stream_options?: ({
                         include_usage?: boolean | null;
                     } & {
@@ -7042,6 +7041,7 @@ export interface operations {
                         of?: ("steered" | "plain")[] | null;
                     } | null;
                     return_readings?: string[] | null;
+                    return_steering_report?: boolean | null;
                 } & {
                     [key: string]: unknown;
                 };
@@ -7265,7 +7265,6 @@ export interface operations {
                         mode?: ("add" | "replace") | null;
                         preserve_norm?: boolean | null;
                     } | null;
-                    return_steering_report?: boolean | null;
                     stream_options?: ({
                         include_usage?: boolean | null;
                     } & {
@@ -7311,6 +7310,7 @@ export interface operations {
                         of?: ("steered" | "plain")[] | null;
                     } | null;
                     return_readings?: string[] | null;
+                    return_steering_report?: boolean | null;
                 } & {
                     [key: string]: unknown;
                 };
@@ -7539,7 +7539,6 @@ export interface operations {
                         mode?: ("add" | "replace") | null;
                         preserve_norm?: boolean | null;
                     } | null;
-                    return_steering_report?: boolean | null;
                     input: string | (({
                         type?: "message" | null;
                         /** @enum {string} */
@@ -7610,6 +7609,7 @@ export interface operations {
                         of?: ("steered" | "plain")[] | null;
                     } | null;
                     return_readings?: string[] | null;
+                    return_steering_report?: boolean | null;
                 } & {
                     [key: string]: unknown;
                 };

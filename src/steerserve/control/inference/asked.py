@@ -10,6 +10,7 @@ from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.nouns.runs.rules import Run
+from steerserve.parts.registry import parts
 from steerserve.rules.inference.compare import Sweep
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering.request import RequestSteering
@@ -63,7 +64,6 @@ class Asked:
         may_load: whether the request may cause a load of its model.
         lease: the id of the lease that the client claims to hold, which is a secret.
         is_stream: whether the answer is streamed.
-        is_reported: whether the answer says where the edits acted.
         is_scored_steered: whether a scoring request says that its steering is meant.
         is_keyed_by_id: whether tokens are named by their ids.
         is_base64: whether vectors are written in base64.
@@ -82,7 +82,6 @@ class Asked:
     may_load: bool = True
     lease: str | None = field(default=None, repr=False)
     is_stream: bool = False
-    is_reported: bool = False
     is_scored_steered: bool = False
     is_keyed_by_id: bool = False
     is_base64: bool = False
@@ -139,6 +138,6 @@ def choose_backend(asked: Asked, fixed: Fixed | None) -> str:
         and goal.n == 1
         and goal.constraint is None
         and replace(steering, is_held=False) == AskedSteering()
-        and not asked.parts
+        and not any(parts()[name].needs_slot for name in asked.parts)
     )
     return BATCHED if is_plain else SERIAL

@@ -334,7 +334,7 @@ class Generation:
         if not admitted.parts:
             return admitted
         known = parts()
-        look = replace(self._lookups, resident=admitted.resident)
+        look = replace(self._lookups, admitted=admitted)
         prepared = {
             name: await known[name].prepare(planned, look)
             for name, planned in admitted.parts.items()

@@ -17,7 +17,7 @@ from steerserve.control.steering.serving import Serving
 from steerserve.nouns.runs import rules as runs
 from steerserve.nouns.runs.rules import RunSae
 from steerserve.parts.part import Resident as ResidentFacts
-from steerserve.parts.part import pack
+from steerserve.parts.part import Steering
 from steerserve.parts.registry import parts
 from steerserve.rules.inference import compare
 from steerserve.rules.steering import account, dial
@@ -58,6 +58,11 @@ class Admitted:
     live: Live
     account: Account
     parts: Mapping[str, Any]
+
+    def steering(self) -> Steering:
+        """How the request is steered."""
+        layers = {key: one.layer for key, one in self.resident.attachments.items()}
+        return Steering(self.state, self.account, layers)
 
     @property
     def epoch(self) -> int:
@@ -130,8 +135,11 @@ class Planner:
             plan=admitted.plan if is_steered else m.Suppressed(),
             plans=[self._told(one) for one in admitted.swept],
             label=(asked.answer_id or None) if goal.writes else None,
-            counted=admitted.account.counted if asked.is_reported else None,
-            parts={name: pack(planned.form) for name, planned in admitted.parts.items()},
+            parts=dict(
+                entry
+                for name, planned in admitted.parts.items()
+                for entry in parts()[name].ask(planned.form).items()
+            ),
         )
 
     def _planned(self, asked: Asked, resident: Resident, largest: Largest) -> Mapping[str, Any]:

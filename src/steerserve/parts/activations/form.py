@@ -118,6 +118,7 @@ class ActivationsPart(Part[Tap, list[Reading]]):
             FIELD: BodyField(
                 "steerserve.parts.activations.body:ReturnActivations",
                 is_refused=False,
+                is_scored=True,
                 known=FIELDS,
                 code=CODE,
             )

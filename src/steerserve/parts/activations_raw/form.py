@@ -112,6 +112,7 @@ class RawActivationsPart(Part[RawReads, RawChunk]):
             FIELD: BodyField(
                 "steerserve.parts.activations_raw.body:ReturnActivationsRaw",
                 is_refused=False,
+                is_scored=True,
                 known=MappingProxyType(
                     {
                         "sites": dict.fromkeys(("heads", "layers", "site")),

@@ -81,8 +81,6 @@ SCORE_STEERED = "score_steered"
 STORE = "store"
 """This field keeps an answer out of the record of answers where it is false, and is unused otherwise. `/v1/responses`
 refuses other values."""
-REPORT = "return_steering_report"
-"""This field asks for a report of a generated answer. A scoring request with it is refused."""
 _ECHO = "echo"
 """This field asks for the log-probabilities of the prompt, so it is unused in a request without log-probabilities."""
 
@@ -92,15 +90,15 @@ _OF_PARTS = frozenset(name for name, field in body_fields().items() if not field
 READ: dict[str, frozenset[str]] = {
     CHAT: _SAMPLING
     | {"messages", "extra_messages", "chat_template_kwargs", "return_tokens_as_token_ids"}
-    | {SCORE_STEERED, REPORT}
+    | {SCORE_STEERED}
     | _OF_PARTS,
     COMPLETIONS: _SAMPLING
     | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO}
-    | {SCORE_STEERED, REPORT}
+    | {SCORE_STEERED}
     | _OF_PARTS,
     EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
     RESPONSES: _SAMPLING - {"max_tokens", "stream_options"}
-    | {"input", "instructions", "max_output_tokens", "metadata", "chat_template_kwargs", REPORT}
+    | {"input", "instructions", "max_output_tokens", "metadata", "chat_template_kwargs"}
     | _OF_PARTS,
 }
 """Route -> the fields that it reads beside those of `CHANGING`."""
@@ -113,7 +111,6 @@ _STEERING_FIELDS = (
     "steering_intensity",
     SCORE_STEERED,
     *body_fields(),
-    REPORT,
 )
 """The fields that steer, or ask what steering did. A request that misspells one would be answered without it."""
 _OF_OTHERS = frozenset({"return_logprob"})
@@ -319,13 +316,12 @@ def check_scoring(body: Mapping[str, object]) -> None:
         says so itself. An intensity, and what is told of a generated answer, are never honoured.
     """
     steering = {"profile", sae_steering.FIELD, sae_steering.INTERVENTIONS}
-    of_parts = {name for name, field in body_fields().items() if field.is_refused}
-    never = {"steering_intensity", REPORT} | of_parts
+    of_parts = {name for name, field in body_fields().items() if not field.is_scored}
+    never = {"steering_intensity"} | of_parts
     may_steer = body.get(SCORE_STEERED) is True
     asking = never if may_steer else never | steering
     refused = [name for name in changing(body) if name in asking]
-    if body.get(REPORT):
-        refused.append(REPORT)
+    refused += sorted(name for name in of_parts & _OF_PARTS if body.get(name))
     if refused:
         why = "" if never.issuperset(refused) else f" without {SCORE_STEERED}: true"
         raise Refusal(

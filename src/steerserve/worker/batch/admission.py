@@ -67,7 +67,7 @@ def rows_of(
             for i in range(goal.n):
                 writing = _writing(goal, model, i, ids, constrain, hidden)
                 row = BatchRow(request.id, index * goal.n + i, ids, plan, writing, limit)
-                row.steering = _steering(row, prompt, model, request)
+                row.steering = _steering(row, prompt, model)
                 row.where = where
                 row.label, row.is_stream = request.label, goal.is_stream
                 row.parts = _parts(request, row, model, saes)
@@ -128,7 +128,7 @@ def scoring_rows(
                 scoring.prompt_text = model.decode(ids, skip_special=False)
             row = BatchRow(request.id, index, ids, request.plan, scoring, where=where)
             row.needs_exact = True
-            row.steering = _steering(row, prompt, model, request)
+            row.steering = _steering(row, prompt, model)
             row.parts = _parts(request, row, model, saes)
             row.may_reuse = all(part.may_reuse for part in row.parts)
             rows.append(row)
@@ -150,19 +150,17 @@ def _prompts(request: m.Request) -> list[m.Tokens]:
     return cast("list[m.Tokens]", request.prompts)
 
 
-def _steering(
-    row: BatchRow, prompt: m.Tokens, model: Checkpoint, request: m.Request
-) -> RowSteering:
+def _steering(row: BatchRow, prompt: m.Tokens, model: Checkpoint) -> RowSteering:
     facts = TokenFacts(
         model.special_tokens,
         model.tokenizer.bos_token_id,
         partial(model.decode, skip_special=False),
     )
-    return RowSteering(row.plan, row.prompt, row.out, facts, prompt.spans, request.counted)
+    return RowSteering(row.plan, row.prompt, row.out, facts, prompt.spans)
 
 
 def _parts(request: m.Request, row: BatchRow, model: Checkpoint, saes: HookedSaes) -> list[RowPart]:
-    """What serves the parts of a request for one row, whose steering then knows the directions that they read.
+    """What serves the parts of a request for one row, whose steering then knows what they need of it.
 
     Raises:
         Refusal: FIELD_NOT_HONOURED for a part that this engine does not have; those of the part.
@@ -182,6 +180,7 @@ def _parts(request: m.Request, row: BatchRow, model: Checkpoint, saes: HookedSae
         lambda key: (saes.find(key).number, saes.sae(key)),
         saes.read_of,
         row.steering.are_at,
+        row.steering.acts,
     )
     made = []
     for name, raw in request.parts.items():
@@ -190,6 +189,8 @@ def _parts(request: m.Request, row: BatchRow, model: Checkpoint, saes: HookedSae
             raise Refusal("FIELD_NOT_HONOURED", why, param=name)
         made.append(known[name].make_row(raw, facts))
     row.steering.watched = [direction for part in made for direction in part.directions]
+    counted = [part.counted for part in made if part.counted is not None]
+    row.steering.counted = counted[0] if counted else None
     return made
 
 
@@ -454,7 +455,7 @@ def part_rows(
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             max_tokens(m.Sampling(max_tokens=0), len(ids), context)
             row = BatchRow(request.id, index, ids, request.plan, PartReading(), where=where)
-            row.steering = _steering(row, prompt, model, request)
+            row.steering = _steering(row, prompt, model)
             row.parts = _parts(request, row, model, saes)
         rows.append(row)
     return rows

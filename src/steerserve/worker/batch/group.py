@@ -427,13 +427,10 @@ class Group:
 
     def _told(self, row: BatchRow, last: Ending) -> Ending:
         """The new outcome of a row that writes, with what its parts give. The last one says whether the steering of the
-        row was changed, and where its edits acted."""
+        row was changed."""
         if not isinstance(last, Piece) or last.finish is None or not row.goal.writes:
             return row.with_parts(last)
-        acts = row.steering.acts()
-        told: Ending = structs.replace(
-            last, is_changed=self._saes.is_changed(row.steering), acts=acts
-        )
+        told: Ending = structs.replace(last, is_changed=self._saes.is_changed(row.steering))
         if not row.needs_plain:
             told = row.with_parts(told)
         for part in row.parts:

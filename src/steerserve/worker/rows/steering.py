@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from steerserve.errors import Refusal
-from steerserve.messages import RUNS_MAXIMUM, EditActs, Overlay, Plan
+from steerserve.messages import Overlay, Plan
+from steerserve.parts.steering_report.form import RUNS_MAXIMUM, EditActs
 from steerserve.rules.steering import positions as places
 from steerserve.rules.steering.edits import (
     LAST_PROMPT,
@@ -46,9 +47,9 @@ class ActCount:
 class RowSteering:
     """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
 
-    With `counted`, it is counted where the edits of the row act; `counted` has the edits among the values that the plan
-    adds, and `list_edits` gets all others that the row has at its start. The projections on the directions `watched`,
-    those that the row's parts read, are read in each pass, at the last position of the row.
+    Where `counted` is not None, it is counted where the edits of the row act; `counted` has the edits among the values
+    that the plan adds, and `list_edits` gets all others that the row has at its start. The projections on the
+    directions `watched` are read in each pass, at the last position of the row. Both are asked for by the row's parts.
     """
 
     def __init__(
@@ -58,10 +59,9 @@ class RowSteering:
         out: Sequence[int] = (),
         facts: TokenFacts = TokenFacts(),
         spans: Sequence[Span] = (),
-        counted: tuple[Edit, ...] | None = None,
     ) -> None:
         self.plan = plan
-        self.counted = counted
+        self.counted: Sequence[Edit] | None = None
         self._listed: dict[Edit, int] = {}
         self._same: dict[Edit, int] = {}
         self.list_edits(())
@@ -314,10 +314,8 @@ class RowSteering:
         number = self._listed.get(edit)
         return self._same.get(edit.content) if number is None else number
 
-    def acts(self) -> list[EditActs] | None:
-        """Where the edits acted, by their numbers. None where it was not counted."""
-        if self.counted is None:
-            return None
+    def acts(self) -> list[EditActs]:
+        """Where the edits acted, by their numbers."""
         numbers = set(self._listed.values())
         return [_told(number, self._counts.get(number, ActCount())) for number in sorted(numbers)]
 
