@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from benchmarks.engine import KV_TOKENS, Bench
 from benchmarks.machine import Spread
 from steerserve import messages as m
+from steerserve.parts.response_format.form import RESPONSE_FORMAT, ResponseFormat
 from steerserve.worker import memory
 from steerserve.worker.batch import admission
 from steerserve.worker.batch.batch import Batch
@@ -114,16 +116,19 @@ class Masks:
         batch = Batch(model, self._bench.steering, self._bench.readers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=160)
         goal, prompts = m.Generate(sampling=sampling), [self._bench.tokens("x" * 8)] * rows
-        grammar = self._grammars.compile(SCHEMA).result() if is_masked else None
+        request, ready = m.Request(id=1, goal=goal, prompts=prompts), {}
+        if is_masked:
+            request = structs.replace(request, parts=RESPONSE_FORMAT.ask(ResponseFormat(SCHEMA)))
+            ready[RESPONSE_FORMAT.name] = self._grammars.compile(SCHEMA).result()
         batch.add(
             admission.rows_of(
-                m.Request(id=1, goal=goal, prompts=prompts),
+                request,
                 goal,
                 model,
                 model.model_max_context,
                 KV_TOKENS,
                 self._bench.steering,
-                constrain=grammar.constraint if grammar else None,
+                ready=ready,
             ),
             is_seeded=False,
         )

@@ -18,6 +18,7 @@ from steerserve.parts.part import Form, Part
 from steerserve.parts.pool.form import POOL, Pool
 from steerserve.parts.readings.form import READINGS, Readings
 from steerserve.parts.registry import parts
+from steerserve.parts.response_format.form import RESPONSE_FORMAT, ResponseFormat
 from steerserve.parts.steering_report.form import STEERING_REPORT, CountedEdits, EditActs
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.vector import Direction
@@ -34,6 +35,7 @@ def asked(
     readings: Sequence[Direction] = (),
     raw: RawReads | None = None,
     counted: tuple[Edit, ...] | None = None,
+    constraint: ResponseFormat | None = None,
 ) -> dict[str, msgspec.Raw]:
     """The parts of a request."""
     return {
@@ -43,12 +45,13 @@ def asked(
         **DIVERGENCE.ask(divergence),
         **READINGS.ask(Readings(tuple(readings)) if readings else None),
         **ACTIVATIONS_RAW.ask(raw),
+        **RESPONSE_FORMAT.ask(constraint),
         **STEERING_REPORT.ask(None if counted is None else CountedEdits(counted)),
     }
 
 
-PARTS = ("tap", "pool", "logprobs", "divergence", "readings", "raw", "counted")
-_GOAL = ("n", "constraint", "is_stream")
+PARTS = ("tap", "pool", "logprobs", "divergence", "readings", "raw", "counted", "constraint")
+_GOAL = ("n", "is_stream")
 
 
 def generate(

@@ -18,6 +18,7 @@ from steerserve.messages.engine import Engine, Heartbeat, Report
 from steerserve.parts.divergence.form import DIVERGENCE, Diverged
 from steerserve.parts.part import pack
 from steerserve.parts.pool.form import POOL, Pooled
+from steerserve.parts.response_format.form import RESPONSE_FORMAT
 from steerserve.rules.residency.heartbeat import Activity, Sign
 from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
 from steerserve.rules.units import MIB
@@ -44,7 +45,7 @@ class Stream:
         self.sampling = goal.sampling
         self.plan = request.plan
         self.choices = len(request.prompts) * goal.n
-        self.constraint = goal.constraint
+        self.constraint = asking.form(request, RESPONSE_FORMAT)
         self.label = request.label
         self.client = request.client
         self.plans = list(request.plans)

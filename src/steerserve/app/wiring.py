@@ -256,13 +256,12 @@ class Owners(World):
             self.conductor,
             self.queue,
             self.profiles,
-            self.around.checker,
             self.serving,
             self.metrics,
             self.monitoring,
             self.cluster_sensing,
             self.circuit_sensing,
-            Lookups(self.edit_parts, self.features, self.corpus_results),
+            Lookups(self.edit_parts, self.features, self.corpus_results, self.around.checker),
         )
         self.bus.subscribe(self.generation.took)
         self.speller = Speller(settings, self.conductor)

@@ -12,7 +12,6 @@ import msgspec
 
 from steerserve.messages.sensing import Reported
 from steerserve.messages.values import (
-    Constraint,
     Echo,
     Message,
     Places,
@@ -66,7 +65,6 @@ class Generate(ReadingGoal, frozen=True, kw_only=True):
 
     sampling: Sampling
     n: int = 1
-    constraint: Constraint | None = None
     is_stream: bool = False
 
     @property

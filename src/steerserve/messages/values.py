@@ -144,9 +144,3 @@ class SaeSource(Message, frozen=True):
     path: str
     name: str
     overrides: Overrides = Overrides()
-
-
-class Constraint(Message, frozen=True):
-    """The form of each choice: `schema` is a JSON Schema as JSON text; None allows any JSON object."""
-
-    schema: str | None = None

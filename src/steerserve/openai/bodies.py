@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -18,19 +18,18 @@ from pydantic import (
 )
 
 from steerserve.errors import Refusal
-from steerserve.parts.bodies import Body, WholeBody
+from steerserve.parts.bodies import NAME_MAXIMUM, Body, WholeBody
 from steerserve.parts.part import load
 from steerserve.parts.registry import body_fields
 from steerserve.rules import field_faults
 from steerserve.rules.bounds import NAME_CHARACTERS, STEERED_FEATURES
-from steerserve.rules.inference import fields
+from steerserve.rules.inference import fields, names
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering import placed as steering
 
 SEED_MAXIMUM = 2**32 - 1
 COUNT_MAXIMUM = 2**31 - 1
 LOGPROBS_MAXIMUM = 20
-NAME_MAXIMUM = 64
 
 Kind = TypeVar("Kind", bound=BaseModel)
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -57,22 +56,6 @@ Conversation = Annotated[list[ChatMessage], Field(min_length=1)]
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-
-
-class JsonSchema(WholeBody):
-    """A schema in the supported subset; it is enforced whatever `strict` says."""
-
-    name: Annotated[str, Field(min_length=1, max_length=NAME_MAXIMUM)]
-    description: str | None = None
-    strict: bool | None = None
-    schema_: Annotated[dict[str, object] | bool, Field(alias="schema")]
-
-
-class ResponseFormat(WholeBody):
-    """The form that each choice must have."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
 
 
 class SteeredFeatureBody(WholeBody):
@@ -106,6 +89,8 @@ _INTERVENTIONS = {"anyOf": [interventions.schema(), {"type": "null"}]}
 
 class Written(Body):
     """The fields that all routes share which write text. The fields of parts are among them too (`with_parts`)."""
+
+    route: ClassVar[str]
 
     model: Name
     stream: bool | None = None
@@ -151,12 +136,13 @@ class Dialed(Body):
 class ChatBody(Sampled, Dialed):
     """The body of `POST /v1/chat/completions`."""
 
+    route = names.CHAT
+
     messages: Conversation
     extra_messages: list[Conversation] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LOGPROBS_MAXIMUM)] | None = None
-    response_format: ResponseFormat | None = None
 
 
 class InputPart(Body):
@@ -212,6 +198,8 @@ class TextOptions(Body):
 
 class ResponseBody(Written, Dialed):
     """The body of `POST /v1/responses`. No response is stored, so `store` is false."""
+
+    route = names.RESPONSES
 
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
@@ -272,6 +260,8 @@ PromptField = Annotated[
 class CompletionBody(Sampled):
     """The body of `POST /v1/completions`."""
 
+    route = names.COMPLETIONS
+
     prompt: PromptField
     n: Literal[1] | None = None
     max_tokens: Annotated[int, Field(ge=0, le=COUNT_MAXIMUM)] | None = None
@@ -298,11 +288,13 @@ _HEADERS = (
 
 @cache
 def with_parts(kind: type[Kind]) -> type[Kind]:
-    """A body with the fields of all parts, where it is one that writes text."""
+    """A body with the fields that parts have on its route, where it is one that writes text."""
     if not issubclass(kind, Written):
         return kind
     fields: dict[str, Any] = {
-        name: (load(field.kind) | None, None) for name, field in body_fields().items()
+        name: (load(field.kind) | None, None)
+        for name, field in body_fields().items()
+        if kind.route in field.routes
     }
     made: type[Kind] = create_model(
         kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields
@@ -335,10 +327,11 @@ def validated(kind: type[Kind], raw: dict[str, object]) -> Kind:
         other = _ELSEWHERE.get(where)
         if first["type"] == "missing" and other is not None and raw.get(other[0]) is not None:
             clause = f"{clause}; {other[1]}"
+        of_part = body_fields().get(field)
         raise Refusal(
-            _CODES.get(field, "INVALID_PARAMETER"),
+            of_part.code if of_part else "INVALID_PARAMETER",
             f"{where}: {clause}" if where else f"the body {clause}",
-            param=field if field == "response_format" else where or None,
+            param=field if of_part and of_part.is_named_whole else where or None,
         ) from None
 
 
@@ -361,10 +354,6 @@ _ELSEWHERE = {
 }
 """A field that is missing -> the field of another route that was sent, and where it goes."""
 
-_CODES = {
-    "response_format": "RESPONSE_FORMAT_UNSUPPORTED",
-    **{name: field.code for name, field in body_fields().items()},
-}
 _PROMPTS = frozenset({"text-prompt", "text-prompts", "id-prompt", "id-prompts"})
 _ITEMS = frozenset({_MESSAGE_ITEM, _REASONING_ITEM})
 _BRANCHES = frozenset({"str", "constrained-str", "float", "bool", "Positions"}) | _PROMPTS | _ITEMS

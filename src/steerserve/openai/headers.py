@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Run
 from steerserve.messages import Chat
+from steerserve.parts.registry import parts
 from steerserve.rules.inference import fields
 from steerserve.rules.steering import dial, evidence
 
@@ -18,13 +17,10 @@ def answer_headers(asked: Asked, run: Run, *, limit: int, is_shared: bool) -> di
         headers["X-Service-Ignored-Fields"] = fields.header_value(asked.ignored, limit)
     if asked.seed is not None:
         headers["X-Service-Seed"] = f"{asked.seed};scope={_scope(asked, is_shared)}"
-    if not asked.goal.writes:
-        if run.admitted.state is None:
-            headers["X-Service-Steering"] = "none"
-    elif asked.constraint is not None:
-        name = asked.constraint.name
-        kind = "json_schema" if asked.constraint.is_schema else "json_object"
-        headers["X-Service-Constrained"] = f"{kind};name={quote(name)}" if name else kind
+    if not asked.goal.writes and run.admitted.state is None:
+        headers["X-Service-Steering"] = "none"
+    for name, planned in run.admitted.parts.items():
+        headers |= parts()[name].headers(planned)
     if run.admitted.echo is not None:
         headers["X-Service-Steering-Intensity"] = dial.echo(run.admitted.echo)
     if run.admitted.rung is not None:

@@ -103,8 +103,6 @@ class Intake:
             raise invalid("stream", "a scoring request cannot be streamed")
         if n > 1:
             raise invalid("n", "a scoring request needs n: 1")
-        if body.response_format is not None:
-            raise values.bad_format("log-probabilities cannot be asked of a constrained choice")
         fields.check_scoring(opened.body)
         top = (body.top_logprobs or 0) if body.logprobs else None
         values.check_top(body)
@@ -150,7 +148,6 @@ class Intake:
             profile=opened.profile_of(body.profile),
             is_held=opened.profile is not None,
             intensity=dial.parse(body.steering_intensity),
-            constraint=values.constraint(body, self._settings),
             prompts=opened.chats(conversations, values.template(body)),
         )
 

@@ -28,33 +28,12 @@ def conversation(body: bodies.ResponseBody) -> prompts.Conversation:
 
 
 def as_chat(body: bodies.ResponseBody) -> bodies.ChatBody:
-    """The body as that of a chat, without its conversation and its parts.
-
-    Raises:
-        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a schema without a name, or the other way round.
-    """
+    """The body as that of a chat, without its conversation and its parts."""
     shared = {*bodies.Written.model_fields, *bodies.Dialed.model_fields}
     fields = {name: getattr(body, name) for name in shared}
     return bodies.ChatBody.model_construct(
         max_tokens=body.max_output_tokens,
-        response_format=_format(body.text),
         **fields,
-    )
-
-
-def _format(text: bodies.TextOptions | None) -> bodies.ResponseFormat | None:
-    wanted = text.format if text is not None else None
-    if wanted is None:
-        return None
-    if wanted.type != "json_schema":
-        return bodies.ResponseFormat(type=wanted.type)
-    for name, value in (("name", wanted.name), ("schema", wanted.schema_)):
-        if value is None:
-            where = f"text.format.{name}"
-            raise Refusal("RESPONSE_FORMAT_UNSUPPORTED", f"{where}: is required", param=where)
-    schema = {"name": wanted.name, "strict": wanted.strict, "schema": wanted.schema_}
-    return bodies.ResponseFormat(
-        type=wanted.type, json_schema=bodies.JsonSchema.model_validate(schema)
     )
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
 import msgspec
 
 from steerserve import messages as m
-from steerserve.control.inference.asked import Asked, AskedSteering, OutputConstraint
+from steerserve.control.inference.asked import Asked, AskedSteering
 from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.parts.part import Sent
 from steerserve.parts.registry import parts
-from steerserve.rules.inference import schema_subset
 from steerserve.rules.inference.prompts import Conversation, repetition_penalty
 from steerserve.rules.inference.prompts import message as as_message
 from steerserve.rules.saes.attachment import SaeChoice
@@ -60,7 +58,6 @@ def generate(
     profile: str | None = None,
     is_held: bool = False,
     intensity: float | str | None = None,
-    constraint: OutputConstraint | None = None,
     source: bodies.Written | None = None,
 ) -> Asked:
     """The request to write text. `base` has the values that every request has. `source` is the body as it was sent,
@@ -69,6 +66,8 @@ def generate(
     Raises:
         Refusal: a count is over its limit, or two fields exclude each other.
     """
+    is_stream = bool(body.stream)
+    asked = _parts(source or body, Sent(route, settings, len(prompts), n, is_stream=is_stream))
     if n > settings.max_choices:
         raise invalid("n", f"at most {settings.max_choices} choices")
     if n > 1 and body.stream:
@@ -90,19 +89,15 @@ def generate(
         stops=list(stops),
         seed=body.seed,
     )
-    is_stream, told = bool(body.stream), None
-    if constraint is not None:
-        told = m.Constraint(json.dumps(constraint.schema) if constraint.is_schema else None)
-    goal = m.Generate(sampling=sampling, n=n, constraint=told, is_stream=is_stream)
+    goal = m.Generate(sampling=sampling, n=n, is_stream=is_stream)
     return Asked(
         request=m.Request(goal=goal, prompts=prompts, client=client),
         steering=AskedSteering(
             profile=profile, intensity=intensity, own=steering(body, profile), is_held=is_held
         ),
-        parts=_parts(source or body, Sent(route, settings, len(prompts), n, is_stream=is_stream)),
+        parts=asked,
         is_stream=is_stream,
         has_penalty=bool(frequency or presence),
-        constraint=constraint,
         **base,
     )
 
@@ -225,30 +220,6 @@ def steering(body: bodies.Sampled, profile: str | None) -> sae_steering.RequestS
     return made
 
 
-def constraint(body: bodies.ChatBody, settings: Settings) -> OutputConstraint | None:
-    """The constraint that `response_format` asks for.
-
-    Raises:
-        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a field that cannot be combined with `response_format`, and for a
-            schema outside of the supported subset.
-    """
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    if body.stream:
-        raise bad_format("a constrained answer cannot be streamed, because it is validated whole")
-    if body.stop:
-        raise bad_format("stop cannot be combined with it")
-    if settings.enable_continuous_batching:
-        raise bad_format("this server runs continuous batching, which does not constrain")
-    if wanted.type == "json_object":
-        return OutputConstraint()
-    if wanted.json_schema is None:
-        raise bad_format("json_schema is missing")
-    schema_subset.check_subset(wanted.json_schema.schema_)
-    return OutputConstraint(wanted.json_schema.name, wanted.json_schema.schema_, is_schema=True)
-
-
 _RESERVED = frozenset(
     "self messages conversation chat_template tools documents tokenize add_generation_prompt continue_final_message "
     "padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
@@ -326,10 +297,3 @@ def _message(where: str, message: bodies.ChatMessage) -> Mapping[str, object]:
 def invalid(param: str, why: str) -> Refusal:
     """The refusal of a field's value."""
     return Refusal("INVALID_PARAMETER", f"{param}: {why}", param=param)
-
-
-def bad_format(why: str) -> Refusal:
-    """The refusal of a `response_format`."""
-    return Refusal(
-        "RESPONSE_FORMAT_UNSUPPORTED", f"response_format: {why}", param="response_format"
-    )

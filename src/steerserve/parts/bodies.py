@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+NAME_MAXIMUM = 64
+"""The most characters of a name that a client gives to a part of a request."""
+
 
 class Body(BaseModel):
     """Types are not converted; unknown fields are kept, so that they can be reported."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
+from steerserve.rules.inference.known_fields import Known
+from steerserve.rules.inference.names import CHAT, COMPLETIONS, RESPONSES
 from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.sensing.ranking import Scales
 from steerserve.rules.steering.account import Account
@@ -17,13 +19,15 @@ from steerserve.rules.steering.named_directions import NamedDirection
 from steerserve.rules.steering.placing import ModelFacts
 
 if TYPE_CHECKING:
-    from steerserve.parts.row_part import RowFacts, RowPart
+    from concurrent.futures import Future
+
+    from steerserve.parts.row_part import Grammars, RowFacts, RowPart
     from steerserve.settings import Settings
 
 Form = TypeVar("Form")
 Chunk = TypeVar("Chunk")
-Known = Mapping[str, Any]
-"""The fields of an object that are read -> the fields of their values that are read; None means any fields."""
+
+
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -33,18 +37,24 @@ class BodyField:
 
     Attributes:
         kind: the module and the name of its type, which only the service imports.
+        routes: the routes that honour it, by their names in `rules/inference/names.py`.
+        idle: values that ask for nothing.
         is_refused: whether the field is refused where it is not honoured: for a GGUF model, and on other routes.
             Otherwise the part itself refuses an engine, and other routes do not use the field.
-        is_scored: whether scoring requests honour the field. The others refuse it.
+        is_scored: whether it is the part that refuses the field in scoring requests, where it does.
         known: the fields of its value; None where the value is no object.
         code: the code of the refusal of a wrong value.
+        is_named_whole: whether such a refusal names the field as its `param`, and not the place inside it.
     """
 
     kind: str
+    routes: frozenset[str] = frozenset({CHAT, COMPLETIONS, RESPONSES})
+    idle: tuple[object, ...] = ()
     is_refused: bool = True
     is_scored: bool = False
     known: Known | None = None
     code: str = "INVALID_PARAMETER"
+    is_named_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ class Sent:
     """The request in which a body asks for parts.
 
     Attributes:
-        route: the route, by its name in `rules/inference/fields.py`.
+        route: the route, by its name in `rules/inference/names.py`.
         prompts: the number of its prompts, each with `n` choices.
         is_scored: whether prompts are scored, and no text is written.
     """
@@ -104,6 +114,22 @@ class Lookups(Protocol):
     def steering(self) -> Steering:
         """How the request is steered. It is known once the request has its plan."""
 
+    def is_schema_checked(self, schema: object) -> bool:
+        """Whether it is known that this JSON schema can be enforced."""
+
+    async def check_schema(self, schema: object) -> None:
+        """Raises:
+        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a schema that cannot be enforced; QUEUE_FULL where too many wait for
+            their check.
+        """
+
+    async def validate(self, schema: object, text: str) -> str | None:
+        """Why a text is no JSON document that this schema accepts; None where it is one.
+
+        Raises:
+            Refusal: CONSTRAINED_OUTPUT_UNCHECKED where the check does not end in time.
+        """
+
 
 class Part(Generic[Form, Chunk]):
     """One part. A class overrides what its part needs.
@@ -121,6 +147,8 @@ class Part(Generic[Form, Chunk]):
         chunk: what a row gives.
         row: the module and the class that serve a row, which only the engine imports.
         reads_saes: whether it reads attached SAEs.
+        is_prepared: whether something is made for its rows in the engine before they begin (`RowPart.prepare`).
+        checks_text: whether it checks the text of a choice that has ended by itself (`check_text`).
         needs_slot: whether a request with it takes a slot on a server with continuous batching.
         is_late: whether a row gives the chunk of a token with the next token, because it reads the values at the token.
     """
@@ -133,6 +161,8 @@ class Part(Generic[Form, Chunk]):
     chunk: type[Chunk]
     row: ClassVar[str]
     reads_saes: ClassVar[bool] = False
+    is_prepared: ClassVar[bool] = False
+    checks_text: ClassVar[bool] = False
     needs_slot: ClassVar[bool] = True
     is_late: ClassVar[bool] = False
 
@@ -170,6 +200,17 @@ class Part(Generic[Form, Chunk]):
         """
         return asked
 
+    def must_check(self, asked: Any, look: Lookups) -> bool:
+        """Whether there is something to check that takes long."""
+        return False
+
+    async def check(self, asked: Any, look: Lookups) -> None:
+        """Check what takes long, once the request has a place in the waiting room.
+
+        Raises:
+            Refusal: it cannot be done.
+        """
+
     def plan(self, asked: Any, resident: Resident) -> Any:
         """What is asked for, for the resident model. Its attribute `form` is what a row gets.
 
@@ -191,6 +232,17 @@ class Part(Generic[Form, Chunk]):
     def change(self, planned: Any, chunk: Chunk) -> Chunk:
         """What a row gave, in the form in which it is told."""
         return chunk
+
+    async def check_text(self, planned: Any, choice: int, text: str, look: Lookups) -> None:
+        """Check the text of a choice that has ended by itself.
+
+        Raises:
+            Refusal: the answer fails.
+        """
+
+    def headers(self, planned: Any) -> Mapping[str, str]:
+        """Headers of the answer."""
+        return {}
 
     def is_streamed(self, planned: Any) -> bool:
         """Whether a stream has each chunk with the text of its token, and not all of them at its end."""
@@ -229,6 +281,12 @@ class Part(Generic[Form, Chunk]):
         """What an outcome has of this part; None where it has nothing."""
         raw = parts.get(self.name)
         return None if raw is None else msgspec.msgpack.decode(raw, type=self.chunk)
+
+    def prepare_row(self, raw: msgspec.Raw, grammars: Grammars) -> Future[Any]:
+        """What is made for its rows before they begin, in the engine."""
+        form = msgspec.msgpack.decode(raw, type=self.form)
+        made: Future[Any] = load(self.row).prepare(form, grammars)
+        return made
 
     def make_row(self, raw: msgspec.Raw, facts: RowFacts) -> RowPart:
         """What serves a row, in the engine.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from steerserve.errors import Refusal
 from steerserve.parts.steering_report.form import EditActs
 from steerserve.rules.saes.sites import OPERAND_SITES
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.positions import Positions
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
+from steerserve.worker.rows.constrain import Grammars as Grammars
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import Site
 
@@ -57,6 +60,7 @@ class RowFacts:
         text_of: gives the text of a token.
         sae: gives the number of the SAE that is attached under a key, and the SAE with its encoder on the device of its
             site. It raises a Refusal SAE_NOT_ATTACHED, or INSUFFICIENT_MEMORY where the encoder does not fit there.
+        ready: what was made for the rows of the part before (`RowPart.prepare`).
         acts: gives where the edits of the row acted so far, where a part has them counted.
         sites: gives what reads sites, each by its name and its layer, with `is_before` as `SiteRead` has it. It raises
             a Refusal SAE_INCOMPATIBLE for a site that the model does not have.
@@ -76,6 +80,7 @@ class RowFacts:
     sites: Callable[[Sequence[tuple[str, int]], bool], SiteRead]
     are_at: Callable[[Positions, int, int], Sequence[bool]]
     acts: Callable[[], list[EditActs]]
+    ready: Any = None
 
     def token_at(self, position: int) -> int:
         """The token at a position of prompt and completion."""
@@ -112,6 +117,17 @@ class Reader(Protocol):
         was read. This gives back what the error held."""
 
 
+class Masker(Protocol):
+    """Rules out next tokens of rows, for parts of several rows together."""
+
+    def mask(
+        self, logits: Tensor, parts: Sequence[RowPart | None]
+    ) -> tuple[Tensor, dict[int, Refusal]]:
+        """The logits with -inf at each token that is ruled out, and the refusals of the rows that cannot go on, by
+        their numbers. `logits` [rows, vocabulary] are not changed. `parts` has the part of each row; None where the row
+        has none."""
+
+
 class RowPart:
     """What a part does for one row. A class overrides what it needs. It is made of the part's form and of the facts of
     the row, and may raise a Refusal then. An error in one of its methods ends its row, and no other one.
@@ -128,6 +144,7 @@ class RowPart:
         may_reuse: whether a kept beginning of the prompt may stand for positions that the part does not see then.
         logits_from: the first position of the prompt after which it needs logits; None where it needs none of them.
         attends_plainly: whether the layers must compute attention in the plain way for the row.
+        masker: rules out next tokens of the row.
         plain_part: what reads, for this part, the tokens of the row without steering, where it `needs_plain`.
     """
 
@@ -138,7 +155,18 @@ class RowPart:
     may_reuse = True
     logits_from: int | None = None
     attends_plainly = False
+    masker: Masker | None = None
     plain_part: RowPart | None = None
+
+    @classmethod
+    def prepare(cls, form: Any, grammars: Grammars) -> Future[Any]:
+        """What is made in a thread before the rows begin. `grammars` are those of the loaded model."""
+        raise NotImplementedError
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text of the row is complete with the token that was drawn last."""
+        return False
 
     @property
     def reader(self) -> Reader:

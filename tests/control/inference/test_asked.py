@@ -15,11 +15,11 @@ from steerserve.control.inference.asked import (
     Asked,
     AskedSteering,
     Fixed,
-    OutputConstraint,
     choose_backend,
 )
 from steerserve.nouns.runs.rules import Run
 from steerserve.parts.activations.form import Activations
+from steerserve.parts.response_format.form import AskedFormat
 from steerserve.rules.inference.prompts import repetition_penalty
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from tests import asking, recorded
@@ -95,7 +95,7 @@ def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
         steered(intensity="max"),
         steered(own=RequestSteering((SteeredFeature(4, 2.0),))),
         replace(PLAIN, parts={"activations": Activations()}),
-        replace(PLAIN.with_goal(constraint=m.Constraint()), constraint=OutputConstraint()),
+        replace(PLAIN, parts={"response_format": AskedFormat()}),
         replace(PLAIN, parts={"readings": ("calm",)}),
         steered(replayed=RUN),
     ],

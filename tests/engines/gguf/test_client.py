@@ -16,6 +16,7 @@ from steerserve.errors import Refusal
 from steerserve.files import gguf
 from steerserve.messages.spelling import ReadBack
 from steerserve.parts.activations.form import Tap
+from steerserve.parts.response_format.form import ResponseFormat
 from steerserve.rules.units import MIB
 from tests import asking
 from tests import gguf as maker
@@ -314,7 +315,7 @@ async def test_what_the_engine_cannot_honour_is_refused_and_not_ignored(engine: 
         engine.run(asking.generate(0, text, GREEDY, m.Follow(), n=2)),
         engine.run(asking.generate(0, text, seeded, m.Follow())),
         engine.run(asking.generate(0, text, GREEDY, m.Overlay(1, {"k": {1: 2.0}}))),
-        engine.run(asking.generate(0, text, GREEDY, m.Follow(), constraint=m.Constraint())),
+        engine.run(asking.generate(0, text, GREEDY, m.Follow(), constraint=ResponseFormat())),
         engine.run(asking.generate(0, text, GREEDY, m.Follow(), tap=tap)),
         engine.run(asking.score(0, text, top=5)),
     ]

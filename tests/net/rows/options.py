@@ -19,6 +19,7 @@ from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawReads, Raw
 from steerserve.parts.divergence.form import Divergence
 from steerserve.parts.logprobs.form import Logprobs
 from steerserve.parts.pool.form import Pool
+from steerserve.parts.response_format.form import ResponseFormat
 from steerserve.rules.steering.edits import (
     KINDS,
     LAST_PROMPT,
@@ -229,8 +230,8 @@ def _shapers() -> dict[str, Fields]:
         "penalty": {"repetition_penalty": 1.8},
         "drawn penalty": {"repetition_penalty": 1.5, "temperature": 1.0, "seed": 13},
         "stops": {"stops": ["tr", "zz"]},
-        "mask": {"constraint": m.Constraint(SCHEMA)},
-        "object": {"constraint": m.Constraint(), "temperature": 1.0, "seed": 14},
+        "mask": {"constraint": ResponseFormat(SCHEMA)},
+        "object": {"constraint": ResponseFormat(), "temperature": 1.0, "seed": 14},
         "choices": {"n": 3, "temperature": 1.0, "seed": 15},
         "live": {"plan": m.Follow()},
         "values": overlay(values={KEY: {3: 4.0, 9: -2.5}}),

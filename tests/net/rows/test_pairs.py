@@ -12,6 +12,7 @@ import pytest
 from steerserve import messages as m
 from steerserve.parts.divergence.form import Divergence
 from steerserve.parts.logprobs.form import Logprobs
+from steerserve.parts.response_format.form import ResponseFormat
 from steerserve.rules.steering.edits import KINDS, Condition, Edit, Feature
 from tests.net.rows.conftest import Start
 from tests.net.rows.engine import KEY, Answer, Engine, code_of, text_of
@@ -33,7 +34,7 @@ SHAPERS: Mapping[str, Fields] = MappingProxyType(
         "sampling": {"temperature": 1.0, "top_p": 0.9, "seed": 3},
         "penalty": {"repetition_penalty": 1.8},
         "stops": {"stops": [STOP]},
-        "mask": {"constraint": m.Constraint(SCHEMA)},
+        "mask": {"constraint": ResponseFormat(SCHEMA)},
         "values": {"plan": m.Overlay(None, {KEY: {3: 4.0}})},
         "edit": {"plan": m.Overlay(None, {}, (SET,))},
         "push": {"plan": m.Overlay(None, {}, (PUSH,))},

@@ -42,15 +42,6 @@ class AskedSteering:
     follows_live: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class OutputConstraint:
-    """The form of each choice: a JSON object, or with `is_schema` a document that the schema accepts."""
-
-    name: str | None = None
-    schema: Any = None
-    is_schema: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What the engine gets (`request`), and what only the service needs.
@@ -69,7 +60,6 @@ class Asked:
         is_base64: whether vectors are written in base64.
         scored_seed: the seed of a scoring request, which draws nothing.
         has_penalty: whether the request names a penalty, also where its two penalties cancel out.
-        constraint: the form that each choice must have.
         choice: the SAE to whose features a difference of logits is attributed.
         lens: the id or the name of a trained lens.
     """
@@ -87,7 +77,6 @@ class Asked:
     is_base64: bool = False
     scored_seed: int | None = None
     has_penalty: bool = False
-    constraint: OutputConstraint | None = None
     choice: SaeChoice | None = None
     lens: str | None = None
 
@@ -136,7 +125,6 @@ def choose_backend(asked: Asked, fixed: Fixed | None) -> str:
         and not asked.has_penalty
         and sampling.seed is None
         and goal.n == 1
-        and goal.constraint is None
         and replace(steering, is_held=False) == AskedSteering()
         and not any(parts()[name].needs_slot for name in asked.parts)
     )

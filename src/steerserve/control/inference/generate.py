@@ -15,7 +15,6 @@ from steerserve.control.inference.asked import (
     Asked,
     AskedSteering,
     Fixed,
-    OutputConstraint,
     choose_backend,
 )
 from steerserve.control.inference.lookups import Lookups
@@ -35,7 +34,6 @@ from steerserve.control.residency.resident import Resident
 from steerserve.control.steering.serving import Serving
 from steerserve.database.catalog import ModelRow
 from steerserve.engines.sandbox.pool import LineFull
-from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.messages.mailbox import Mailbox
 from steerserve.nouns.circuit_sensing.owner import CircuitSensing
@@ -52,8 +50,6 @@ from steerserve.rules.steering import dial
 from steerserve.rules.steering.placing import Largest
 from steerserve.rules.steering.request import RequestSteering
 from steerserve.settings import Settings
-
-OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,6 @@ class Generation:
         conductor: Conductor,
         queue: Queue,
         profiles: Profiles,
-        checker: Checker,
         serving: Serving,
         metrics: Metrics,
         monitoring: Monitoring,
@@ -113,7 +108,6 @@ class Generation:
         self._conductor = conductor
         self._queue = queue
         self._profiles = profiles
-        self._checker = checker
         self._serving = serving
         self._planner = Planner(settings, serving)
         self._metrics = metrics
@@ -166,17 +160,18 @@ class Generation:
             raise Refusal("SHUTTING_DOWN", "the service is shutting down")
         self._metrics.resolved(model.name)
         row, profile = model.row, None
+        look = replace(self._lookups, client=asked.client)
         if asked.steering is not None:
             profile = await self._named(asked.steering)
             asked = replace(
                 asked,
                 steering=await self._resolved(asked.steering),
                 parts={
-                    name: await parts()[name].resolve(one, self._lookups)
+                    name: await parts()[name].resolve(one, look)
                     for name, one in asked.parts.items()
                 },
             )
-        if self._unchecked(asked) is None:
+        if not any(parts()[name].must_check(one, look) for name, one in asked.parts.items()):
             # these refusals come before QUEUE_FULL, because waiting does not change them
             view = self._conductor.view(asked.lease)
             swap.may_serve(view, row.id, row.name, may_load=asked.may_load)
@@ -184,7 +179,7 @@ class Generation:
         yields = clients.is_in_background(asked.client)
         backend = choose_backend(asked, None if yields else self._fixed(row))
         flow, timing = _Flow(), self._metrics.request()
-        pump = asyncio.create_task(self._pump(asked, row, profile, backend, flow, timing))
+        pump = asyncio.create_task(self._pump(asked, row, profile, backend, look, flow, timing))
         try:
             admitted = await flow.admitted()
             mark = fingerprint(admitted.resident)
@@ -255,26 +250,17 @@ class Generation:
             raise
         return await self._serving.applicable(row)
 
-    def _unchecked(self, asked: Asked) -> OutputConstraint | None:
-        """The constraint of a request whose schema has to be checked."""
-        constraint = asked.constraint
-        if constraint is None or not constraint.is_schema:
-            return None
-        return None if self._checker.has_passed(constraint.schema) else constraint
-
-    async def _check(self, asked: Asked) -> None:
-        """Check the schema of a request that has a place in the waiting room.
+    async def _check(self, asked: Asked, look: Lookups) -> None:
+        """Check what takes long, for a request that has a place in the waiting room.
 
         Raises:
-            Refusal: RESPONSE_FORMAT_UNSUPPORTED; QUEUE_FULL when too many schemas wait for their check.
+            Refusal: those of the parts; QUEUE_FULL when too many requests wait for such a check.
         """
-        constraint = self._unchecked(asked)
-        if constraint is None:
-            return
-        try:
-            await self._checker.check_schema(constraint.schema, asked.client)
-        except LineFull:
-            raise self._queue.full() from None
+        for name, one in asked.parts.items():
+            try:
+                await parts()[name].check(one, look)
+            except LineFull:
+                raise self._queue.full() from None
 
     async def _pump(
         self,
@@ -282,6 +268,7 @@ class Generation:
         row: ModelRow,
         profile: dial.Profile | None,
         backend: str,
+        look: Lookups,
         flow: _Flow,
         timing: Timing,
     ) -> None:
@@ -291,12 +278,12 @@ class Generation:
                 use = self._conductor.use(row, may_load=asked.may_load, lease=asked.lease)
                 if clients.is_in_background(asked.client):
                     await held.enter_async_context(self._queue.spare(yields=True))
-                    await self._check(asked)
+                    await self._check(asked, look)
                     resident = await held.enter_async_context(use)
                 else:
                     room = queue.room(asked.client, asked.choices)
                     place = await held.enter_async_context(room)
-                    await self._check(asked)
+                    await self._check(asked, look)
                     resident = await held.enter_async_context(use)
                     await held.enter_async_context(queue.slot(place))
                 await held.enter_async_context(self._conductor.in_flight(resident))
@@ -307,13 +294,12 @@ class Generation:
                     attached = list(resident.attachments.values())
                     largest = await self._edit_parts.largest(own, attached)
                 admitted = self._planner.admit(asked, profile, resident, largest)
-                admitted = await self._prepared(admitted)
+                look = replace(look, admitted=admitted)
+                admitted = await _prepared(admitted, look)
                 flow.put(admitted)
                 stream = self._planner.stream(asked, admitted)
                 if admitted.parts:
-                    stream = _changed(stream, admitted)
-                if asked.constraint is not None:
-                    stream = self._validated(asked, asked.constraint, stream)
+                    stream = _through_parts(stream, admitted, look)
                 async with aclosing(stream) as events:
                     async for event in events:
                         timing.note_event(event)
@@ -325,61 +311,38 @@ class Generation:
         finally:
             timing.ended()
 
-    async def _prepared(self, admitted: Admitted) -> Admitted:
-        """The request with what the answers of its parts need.
 
-        Raises:
-            Refusal: those of the parts.
-        """
-        if not admitted.parts:
-            return admitted
-        known = parts()
-        look = replace(self._lookups, admitted=admitted)
-        prepared = {
-            name: await known[name].prepare(planned, look)
-            for name, planned in admitted.parts.items()
-        }
-        return replace(admitted, parts=prepared)
+async def _prepared(admitted: Admitted, look: Lookups) -> Admitted:
+    """The request with what the answers of its parts need.
 
-    async def _validated(
-        self,
-        asked: Asked,
-        constraint: OutputConstraint,
-        stream: AsyncGenerator[m.Started | m.Outcome, None],
-    ) -> AsyncGenerator[m.Started | m.Outcome, None]:
-        """The events of the stream. A complete choice is validated before its last event is passed on.
-
-        Raises:
-            Refusal: CONSTRAINED_OUTPUT_INVALID.
-        """
-        texts: dict[int, str] = {}
-        async with aclosing(stream) as events:
-            async for event in events:
-                if isinstance(event, m.Piece):
-                    texts[event.choice] = texts.get(event.choice, "") + event.text
-                    if event.finish == "stop":
-                        await self._validate(asked, constraint, event.choice, texts[event.choice])
-                yield event
-
-    async def _validate(
-        self, asked: Asked, constraint: OutputConstraint, choice: int, text: str
-    ) -> None:
-        schema = constraint.schema if constraint.is_schema else OBJECT
-        reason = await self._checker.validate(schema, text, asked.client)
-        if reason is not None:
-            raise Refusal(
-                "CONSTRAINED_OUTPUT_INVALID",
-                f"choice {choice} is complete, but does not validate: {reason}",
-            )
+    Raises:
+        Refusal: those of the parts.
+    """
+    prepared = {
+        name: await parts()[name].prepare(planned, look) for name, planned in admitted.parts.items()
+    }
+    return replace(admitted, parts=prepared)
 
 
-async def _changed(
-    stream: AsyncGenerator[m.Started | m.Outcome, None], admitted: Admitted
+async def _through_parts(
+    stream: AsyncGenerator[m.Started | m.Outcome, None], admitted: Admitted, look: Lookups
 ) -> AsyncGenerator[m.Started | m.Outcome, None]:
-    """The events of the stream, with what rows gave in the form in which it is told."""
+    """The events of the stream, with what rows gave in the form in which it is told. The text of a choice that has
+    ended by itself is checked before its last event is passed on.
+
+    Raises:
+        Refusal: a part refuses a text.
+    """
     known = parts()
+    checking = [name for name in admitted.parts if known[name].checks_text]
+    texts: dict[int, str] = {}
     async with aclosing(stream) as events:
         async for event in events:
+            if checking and isinstance(event, m.Piece):
+                texts[event.choice] = texts.get(event.choice, "") + event.text
+                for name in checking if event.finish == "stop" else ():
+                    planned, text = admitted.parts[name], texts[event.choice]
+                    await known[name].check_text(planned, event.choice, text, look)
             if isinstance(event, m.Piece | m.Scored) and event.parts:
                 told = dict(event.parts)
                 for name, planned in admitted.parts.items():
@@ -387,9 +350,8 @@ async def _changed(
                     chunk = part.read(event.parts)
                     if chunk is not None and (changed := part.change(planned, chunk)) is not chunk:
                         told[name] = pack(changed)
-                yield structs.replace(event, parts=told)
-            else:
-                yield event
+                event = structs.replace(event, parts=told)
+            yield event
 
 
 def _own(asked: Asked) -> RequestSteering | None:

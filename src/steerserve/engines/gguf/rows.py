@@ -70,8 +70,6 @@ def refuse_unhonoured(request: m.Request, goal: m.Generate) -> None:
         not_honoured("n")
     if goal.sampling.seed is not None:
         not_honoured("seed")
-    if goal.constraint is not None:
-        not_honoured("response_format")
     for name in request.parts:
         fields = parts()[name].fields if name in parts() else ()
         not_honoured(next(iter(fields), name))

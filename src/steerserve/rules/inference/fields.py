@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from steerserve.errors import Refusal
 from steerserve.parts.registry import body_fields, parts
 from steerserve.rules import near_names
 from steerserve.rules.bounds import UNUSED_FIELDS
+from steerserve.rules.inference.known_fields import Known, OfType
 from steerserve.rules.inference.names import (
     CHAT,
     CHECKPOINT,
@@ -32,13 +33,10 @@ _TEXT = (COMPLETIONS, CHECKPOINT)
 _TEXT_GGUF = (COMPLETIONS, GGUF)
 _RESPONSE = (RESPONSES, CHECKPOINT)
 
-_WITH_PARTS = frozenset({_CHAT, _TEXT, _RESPONSE})
-
 CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "logprobs": frozenset({_CHAT, _TEXT}),
     "allowed_token_ids": frozenset({_CHAT, _TEXT}),
     "top_logprobs": frozenset({_CHAT, _RESPONSE}),
-    "response_format": frozenset({_CHAT}),
     "seed": frozenset({_CHAT, _TEXT, _RESPONSE}),
     "n": frozenset({_CHAT}),
     "max_completion_tokens": frozenset({_CHAT, _CHAT_GGUF, _TEXT, _TEXT_GGUF}),
@@ -47,7 +45,11 @@ CHANGING: dict[str, frozenset[tuple[str, str]]] = {
     "steering": frozenset(),
     sae_steering.FIELD: frozenset({_CHAT, _TEXT, _RESPONSE}),
     sae_steering.INTERVENTIONS: frozenset({_CHAT, _TEXT, _RESPONSE}),
-    **{name: _WITH_PARTS for name, field in body_fields().items() if field.is_refused},
+    **{
+        name: frozenset((route, CHECKPOINT) for route in field.routes)
+        for name, field in body_fields().items()
+        if field.is_refused
+    },
     "dimensions": frozenset(),
     "tools": frozenset(),
     "tool_choice": frozenset(),
@@ -124,25 +126,17 @@ _IDLE_IN_SCORING: tuple[tuple[str, tuple[object, ...]], ...] = (
 )
 """Sampling fields that scoring does not use, each with the values that ask for no change."""
 
-Known = Mapping[str, Any]
-"""Field that is read -> the fields of its value that are read. None means that the value may have any fields."""
-
 _ANY = None
-_FORMAT_FIELD = "response_format"
 _MESSAGE: Known = {"role": _ANY, "content": {"type": _ANY, "text": _ANY}, "name": _ANY}
 _INNER: dict[str, Known] = {
     "messages": _MESSAGE,
     "extra_messages": _MESSAGE,
     "stream_options": {"include_usage": _ANY},
-    _FORMAT_FIELD: {"type": _ANY, "json_schema": dict.fromkeys(("name", "strict", "schema"))},
 }
-_SCHEMA_PARTS = ("name", "description", "strict", "schema")
-_CHAT_FORMAT: Known = {"type": _ANY, "json_schema": dict.fromkeys(_SCHEMA_PARTS)}
-_RESPONSE_FORMAT: Known = dict.fromkeys(("type", *_SCHEMA_PARTS))
-_WITHOUT_SCHEMA: Known = {"type": _ANY}
 _WHOLE: dict[str, Known] = {
-    _FORMAT_FIELD: _CHAT_FORMAT,
-    "text.format": _RESPONSE_FORMAT,
+    "text.format": OfType(
+        "json_schema", dict.fromkeys(("name", "description", "strict", "schema"))
+    ),
     sae_steering.FIELD: {
         "features": dict.fromkeys(("index", "value", "sae_id", "layer")),
         "mode": _ANY,
@@ -152,7 +146,6 @@ _WHOLE: dict[str, Known] = {
 """Objects that say what is written. An unknown field inside one is refused, because without it the answer is another
 one."""
 _REFUSAL_CODES = {
-    _FORMAT_FIELD: "RESPONSE_FORMAT_UNSUPPORTED",
     "text.format": "RESPONSE_FORMAT_UNSUPPORTED",
     **{name: field.code for name, field in body_fields().items()},
 }
@@ -178,14 +171,12 @@ def means_no_change(field: str, value: object, route: str = CHAT) -> bool:
             return type(value) is int and value == 1
         case "logprobs":
             return value is False
-        case "response_format":
-            return bool(value == {"type": "text"})
         case "tools":
             return bool(value == [])
         case "logit_bias":
             return bool(value == {})
         case _:
-            return False
+            return field in body_fields() and value in body_fields()[field].idle
 
 
 def _is_idle_in_responses(field: str, value: object) -> bool:
@@ -402,7 +393,7 @@ class _Unknown(NamedTuple):
 
     where: str
     name: str
-    known: Known
+    known: list[str]
 
 
 def _unknown(where: str, value: object, known: Known) -> Iterator[_Unknown]:
@@ -411,17 +402,15 @@ def _unknown(where: str, value: object, known: Known) -> Iterator[_Unknown]:
             yield from _unknown(f"{where}[{index}]", item, known)
     elif isinstance(value, Mapping):
         if known is _INPUT and value.get("type") == REASONING:
-            yield _Unknown(where, "", known)
+            yield _Unknown(where, "", [])
             return
-        has_schema = known is _CHAT_FORMAT or known is _RESPONSE_FORMAT
-        if has_schema and value.get("type") != "json_schema":
-            known = _WITHOUT_SCHEMA
+        read = known.known(value) if isinstance(known, OfType) else known
         for name, inner in value.items():
-            if name in known:
-                if known[name] is not _ANY:
-                    yield from _unknown(f"{where}.{name}", inner, known[name])
+            if name in read:
+                if read[name] is not _ANY:
+                    yield from _unknown(f"{where}.{name}", inner, read[name])
             elif inner is not None:
-                yield _Unknown(f"{where}.{name}", name, known)
+                yield _Unknown(f"{where}.{name}", name, list(read))
 
 
 def check_whole(route: str, body: Mapping[str, object]) -> None:
@@ -438,10 +427,9 @@ def check_whole(route: str, body: Mapping[str, object]) -> None:
             value = value.get(part) if isinstance(value, Mapping) else None
         for where, name, siblings in _unknown(path, value, known):
             code = _REFUSAL_CODES.get(path, "INVALID_PARAMETER")
-            if siblings is _WITHOUT_SCHEMA:
-                hint = f"only a {path} of type 'json_schema' has other fields than type"
-            else:
-                hint = near_names.hint(name, list(siblings))
+            hint = near_names.hint(name, siblings)
+            if isinstance(known, OfType) and siblings == ["type"]:
+                hint = f"only a {path} of type {known.type!r} has other fields than type"
             raise Refusal(code, f"{where}: unknown field; {hint}", param=where)
 
 

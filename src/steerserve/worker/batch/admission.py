@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
-from typing import cast
+from types import MappingProxyType
+from typing import Any, cast
 
 import torch
 
@@ -24,7 +27,7 @@ from steerserve.worker.model.unembedding import LogitDifference, Unembedding
 from steerserve.worker.rows import sampling, tail
 from steerserve.worker.rows.activations import ActivationReading
 from steerserve.worker.rows.attribution import Attribution
-from steerserve.worker.rows.constrain import RowConstraint
+from steerserve.worker.rows.constrain import Grammars
 from steerserve.worker.rows.goals import PartReading, Pooling, Scoring, Writing
 from steerserve.worker.rows.gradients import GradientAttribution
 from steerserve.worker.rows.lens import Lens
@@ -46,9 +49,9 @@ def rows_of(
     kv_tokens: int,
     saes: HookedSaes,
     *,
-    constrain: Callable[[], RowConstraint] | None = None,
+    ready: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[BatchRow]:
-    """The rows of a request, `n` per prompt.
+    """The rows of a request, `n` per prompt. `ready` has what was made for parts, by their names.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (an empty prompt), INSUFFICIENT_MEMORY (seeded rows that can
@@ -65,12 +68,12 @@ def rows_of(
             ids = _ids(prompt, model, "INVALID_PARAMETER")
             limit = max_tokens(goal.sampling, len(ids), context)
             for i in range(goal.n):
-                writing = _writing(goal, model, i, ids, constrain, hidden)
+                writing = _writing(goal, model, i, ids, hidden)
                 row = BatchRow(request.id, index * goal.n + i, ids, plan, writing, limit)
                 row.steering = _steering(row, prompt, model)
                 row.where = where
                 row.label, row.is_stream = request.label, goal.is_stream
-                row.parts = _parts(request, row, model, saes)
+                row.parts = _parts(request, row, model, saes, ready)
                 row.may_reuse = all(part.may_reuse for part in row.parts)
                 row.needs_exact = goal.is_seeded
                 rows.append(row)
@@ -145,6 +148,15 @@ def scoring_rows(
     return rows
 
 
+def prepared(request: m.Request, grammars: Grammars) -> Iterator[tuple[str, Future[Any]]]:
+    """What is made for parts of a request before its rows, each with the name of its part. It is begun when it is asked
+    for."""
+    known = parts()
+    for name, raw in request.parts.items():
+        if name in known and known[name].is_prepared:
+            yield name, known[name].prepare_row(raw, grammars)
+
+
 def _prompts(request: m.Request) -> list[m.Tokens]:
     """The prompts of a request, which an engine process gets as tokens."""
     return cast("list[m.Tokens]", request.prompts)
@@ -159,7 +171,13 @@ def _steering(row: BatchRow, prompt: m.Tokens, model: Checkpoint) -> RowSteering
     return RowSteering(row.plan, row.prompt, row.out, facts, prompt.spans)
 
 
-def _parts(request: m.Request, row: BatchRow, model: Checkpoint, saes: HookedSaes) -> list[RowPart]:
+def _parts(
+    request: m.Request,
+    row: BatchRow,
+    model: Checkpoint,
+    saes: HookedSaes,
+    ready: Mapping[str, Any] = MappingProxyType({}),
+) -> list[RowPart]:
     """What serves the parts of a request for one row, whose steering then knows what they need of it.
 
     Raises:
@@ -187,7 +205,8 @@ def _parts(request: m.Request, row: BatchRow, model: Checkpoint, saes: HookedSae
         if name not in known:
             why = f"{name}: the engine of this model does not have this part of a request"
             raise Refusal("FIELD_NOT_HONOURED", why, param=name)
-        made.append(known[name].make_row(raw, facts))
+        own = replace(facts, ready=ready[name]) if name in ready else facts
+        made.append(known[name].make_row(raw, own))
     row.steering.watched = [direction for part in made for direction in part.directions]
     counted = [part.counted for part in made if part.counted is not None]
     row.steering.counted = counted[0] if counted else None
@@ -522,7 +541,6 @@ def _writing(
     model: Checkpoint,
     repeat: int,
     ids: list[int],
-    constrain: Callable[[], RowConstraint] | None,
     hidden: Mapping[int, str],
 ) -> Writing:
     wanted, seen = goal.sampling, None
@@ -538,4 +556,4 @@ def _writing(
         seen,
     )
     text = TextStream(model.decode, ids, wanted.stops, hidden)
-    return Writing(choice, text, constrain() if constrain else None)
+    return Writing(choice, text)

@@ -7,7 +7,8 @@ from typing import cast
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.worker.rows import constrain, sampling
+from steerserve.parts.row_part import Masker, RowPart
+from steerserve.worker.rows import sampling
 from steerserve.worker.rows.goals import Writing
 from steerserve.worker.rows.rows import BatchRow
 
@@ -28,7 +29,7 @@ def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[BatchRow, Refusal | in
     for sampler in samplers:
         sampler.begin_draw()
     try:
-        logits, refusals = constrain.mask(logits, [goal.constraint for goal in goals.values()])
+        logits, refusals = _masked(logits, [rows[place] for place in goals])
         tokens = sampling.sample(logits, samplers)
     except Exception:
         for sampler in samplers:
@@ -36,3 +37,19 @@ def sampled(logits: Tensor, rows: list[BatchRow]) -> dict[BatchRow, Refusal | in
         raise
     found = {rows[place]: refusals.get(i, tokens[i]) for i, place in enumerate(goals)}
     return {row: found.get(row) for row in rows}
+
+
+def _masked(logits: Tensor, rows: list[BatchRow]) -> tuple[Tensor, dict[int, Refusal]]:
+    """The logits [rows, vocabulary] without the tokens that parts rule out, and the refusals of the rows that cannot go
+    on, by their numbers."""
+    refusals: dict[int, Refusal] = {}
+    maskers = dict.fromkeys(part.masker for row in rows for part in row.parts)
+    for masker in maskers:
+        if masker is not None:
+            logits, refused = masker.mask(logits, [_part_of(row, masker) for row in rows])
+            refusals |= refused
+    return logits, refusals
+
+
+def _part_of(row: BatchRow, masker: Masker) -> RowPart | None:
+    return next((part for part in row.parts if part.masker is masker), None)

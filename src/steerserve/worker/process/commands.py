@@ -6,7 +6,8 @@ finds the method. A method returns the event that answers the command, or None w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,6 @@ from msgspec import structs
 from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.rules.inference import threads
-from steerserve.rules.inference.schema_dialect import JSON_OBJECT
 from steerserve.rules.inference.threads import Threads
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import fitting, memory
@@ -36,7 +36,6 @@ from steerserve.worker.process.beside import Beside
 from steerserve.worker.process.loading import LoadedEncoder, LoadedModel
 from steerserve.worker.process.thread_count import ThreadCount
 from steerserve.worker.rows import lens_files
-from steerserve.worker.rows.constrain import Grammar
 from steerserve.worker.rows.lens_files import LensFile
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae import formats
@@ -180,12 +179,8 @@ class Commands:
         return BEGINNINGS[type(request.goal)](self, request, request.goal)
 
     def generate(self, request: m.Request, goal: m.Generate) -> m.Started | None:
-        grammars = self._language_model().grammars
-        if goal.constraint is None:
-            return self._write(request, goal, None)
-        grammar = grammars.compile(goal.constraint.schema or JSON_OBJECT)
-        self.beside.follow(request, grammar, partial(self._write, request, goal))
-        return None
+        left = admission.prepared(request, self._language_model().grammars)
+        return self._write(request, goal, left, {})
 
     def score(self, request: m.Request, goal: m.Score) -> m.Started:
         loaded = self._language_model()
@@ -254,7 +249,22 @@ class Commands:
         where = loaded.model, loaded.context, loaded.unembedding
         return self._join(request, admission.lens_rows(request, goal, *where, file))
 
-    def _write(self, request: m.Request, goal: m.Generate, grammar: Grammar | None) -> m.Started:
+    def _write(
+        self,
+        request: m.Request,
+        goal: m.Generate,
+        left: Iterator[tuple[str, Future[Any]]],
+        ready: Mapping[str, Any],
+    ) -> m.Started | None:
+        """Begin to write once all is made that parts of the request need: what is `left`, beside what is `ready`."""
+        if (entry := next(left, None)) is not None:
+            name, made = entry
+            self.beside.follow(
+                request,
+                made,
+                lambda value: self._write(request, goal, left, {**ready, name: value}),
+            )
+            return None
         loaded = self._language_model()
         rows = admission.rows_of(
             request,
@@ -263,7 +273,7 @@ class Commands:
             loaded.context,
             loaded.kv_tokens,
             loaded.saes,
-            constrain=grammar.constraint if grammar else None,
+            ready=ready,
         )
         return self._begin(request, rows[:: goal.n], rows)
 

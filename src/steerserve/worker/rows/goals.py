@@ -30,7 +30,6 @@ from steerserve.messages import (
 from steerserve.parts.part import pack
 from steerserve.parts.row_part import RowPart
 from steerserve.worker.rows import sampling
-from steerserve.worker.rows.constrain import RowConstraint
 from steerserve.worker.rows.distributions import NO_CHANCE, distributions
 from steerserve.worker.rows.text import TextStream
 from steerserve.worker.sae.sites import Site
@@ -120,7 +119,6 @@ class Writing(RowGoal):
 
     sampler: sampling.Sampler
     text: TextStream
-    constraint: RowConstraint | None = None
 
     def outcomes(
         self, row: BatchRow, token: Refusal | int | None, logits: Tensor, ends: frozenset[int]
@@ -139,17 +137,15 @@ class Writing(RowGoal):
 
     def _push(self, row: BatchRow, token: int, is_end: bool) -> tuple[str, FinishReason | None]:
         """The new text that is certain after a token, and why the text ends, where it does."""
-        text, constraint = self.text, self.constraint
+        text = self.text
         if self.sampler.seen is not None:
             self.sampler.seen[token] = True
         if is_end:
             return text.finish(), "stop"
-        if constraint is not None:
-            constraint.advance(token)
         new = text.push(token)
         if text.is_stopped:
             return new, "stop"
-        if constraint is not None and constraint.is_complete:
+        if any(part.is_complete for part in row.parts):
             return new + text.finish(), "stop"
         if len(row.out) < row.max_tokens:
             return new, None
