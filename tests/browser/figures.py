@@ -18,8 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 KEEP = bool(os.environ.get("KEEP"))
-"""Whether this run measures: then each figure is taken often enough to be kept. Other runs only see that it can be
-taken."""
+"""Whether this run measures: then each figure is taken often enough to be kept."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,9 @@ from typing import Any
 import psutil
 
 from steerserve import demo
-from tests.browser.figures import KEEP
 from tests.browser.service import Demo
 
-ROUNDS, TEXTS, TOKENS = (6, 6, 256) if KEEP else (1, 1, 64)
+ROUNDS, TEXTS, TOKENS = 6, 6, 256
 """In each round, the same texts are timed without the pages, with them, and without them again."""
 TURNS = ("before", "pages", "after")
 

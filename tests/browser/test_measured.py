@@ -1,6 +1,7 @@
 """How fast the page is, and what open pages cost the service: a benchmark, whose times no test asserts.
 
-What is asserted is seen, or is a number of requests. `KEEP=1 make test-browser` on a quiet machine keeps the figures.
+What is asserted is seen, or is a number of requests. `KEEP=1 make test-browser` on a quiet machine keeps the figures,
+and what asserts nothing runs there alone.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ RELEASES = 8 if KEEP else 2
 CHIPS = 10_000
 OPENED = ("/steer", "/live", "/sensing", "/health")
 BLANK = "about:blank"
-REST_SECONDS = 3 if KEEP else 0
+REST_SECONDS = 3
 """The time in which a browser ends what it does to open a page."""
-IDLE_SECONDS = 20
+IDLE_SECONDS = 20 if KEEP else 10
 MOST_REQUESTS = 2 * IDLE_SECONDS
 """What four pages may ask for in that time. What a live event tells is not asked for."""
 PAINT = """() => new Promise((resolve) => {
@@ -66,6 +67,9 @@ SCROLL = """(list) => new Promise((resolve) => {
   };
   requestAnimationFrame(frame);
 })"""
+
+
+only_measures = pytest.mark.skipif(not KEEP, reason="measures, and asserts nothing")
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +140,7 @@ def test_open_pages_ask_for_little(tab: Tab, served: Demo, figures: Figures) -> 
     assert len(requests) <= MOST_REQUESTS
 
 
+@only_measures
 @pytest.mark.skipif(
     not latency.can_be_apart(), reason="needs two processors, and a system that pins processes"
 )
@@ -145,6 +150,7 @@ def test_open_pages_hardly_slow_the_service(tab: Tab, tmp_path: Path, figures: F
         note_growth(figures, "latency_growth_percent", served, tab)
 
 
+@only_measures
 def test_open_pages_slow_a_service_beside_the_browser(
     tab: Tab, served: Demo, figures: Figures
 ) -> None:

@@ -8,6 +8,7 @@ values are computed in float32 and rounded once, which is what such instructions
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -53,11 +54,16 @@ def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype == HALF else value
 
 
+KEPT_PASSES = 16
+"""The passes whose states are remembered: many requests are compared over one text."""
+
+
 class Pass:
     """One of the two models: its passes over one text."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self._kept: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
         self.layers: nn.ModuleList = model.model.layers
 
     @property
@@ -65,9 +71,25 @@ class Pass:
         kind: torch.dtype = self.model.dtype
         return kind
 
-    @torch.inference_mode()
     def states(self, ids: Sequence[int], changes: Mapping[tuple[str, int], Change] = {}) -> Tensor:
         """The last hidden states [T, width] after the final norm, with changes by site and layer."""
+        text = tuple(ids)
+        if changes or text not in self._kept:
+            states = self._computed(text, changes)
+            if changes:
+                return states
+            self._kept[text] = states
+        self._kept.move_to_end(text)
+        while len(self._kept) > KEPT_PASSES:
+            self._kept.popitem(last=False)
+        return self._kept[text]
+
+    def forget(self) -> None:
+        """Forget the passes of other weights."""
+        self._kept.clear()
+
+    @torch.inference_mode()
+    def _computed(self, ids: Sequence[int], changes: Mapping[tuple[str, int], Change]) -> Tensor:
         with ExitStack() as stack:
             for (site, layer), change in changes.items():
                 stack.enter_context(self._changed(site, layer, change))
@@ -217,10 +239,16 @@ class Reference:
             for _, layer in layers:
                 made = change(layer.weight.detach())
                 layer.weight = nn.Parameter(made, requires_grad=False)
+            self._forget()
             yield
         finally:
             for (_, layer), weight in zip(layers, before, strict=True):
                 layer.weight = weight
+            self._forget()
+
+    def _forget(self) -> None:
+        for one in self.passes:
+            one.forget()
 
 
 def _linear(wide: nn.Module) -> Change:
