@@ -251,12 +251,13 @@ class Scoring(RowGoal):
 
 
 @dataclass(slots=True)
-class Rereading(Scoring):
+class Rereading(RowGoal):
     """Reads the tokens of a finished completion again without steering, for its parts that need that. `held` are its
     last outcomes, which wait for them."""
 
-    finished: BatchRow = field(kw_only=True)
-    held: list[Ending] = field(kw_only=True)
+    finished: BatchRow
+    held: list[Ending]
+    refusal: Refused | None = None
 
     @property
     def form(self) -> Hashable | None:  # type: ignore[override]
@@ -270,6 +271,9 @@ class Rereading(Scoring):
     def first_scored(self, row: BatchRow) -> int:
         """The position of the last token before those that were written."""
         return len(self.finished.prompt) - 1
+
+    def kept_scores(self) -> Sequence[PromptToken] | None:
+        return () if self.refusal is None else None
 
     def read_prompt(self, row: BatchRow, logits: Tensor, start: int) -> None:
         """Give the parts the logits after the positions from `start` on, of logits [T, vocabulary]: those of the tokens

@@ -172,7 +172,6 @@ class BatchRow:
 
 def reread(row: BatchRow, held: list[Ending]) -> BatchRow:
     """The row that reads the tokens of a finished row again without steering."""
-    goal = Rereading(1.0, None, None, str, str, is_echoed=True, finished=row, held=held)
     tokens = [*row.prompt, *row.out]
     wanted = [part.plain_part for part in row.parts if part.needs_plain]
     parts = [part for part in wanted if part is not None]
@@ -181,7 +180,7 @@ def reread(row: BatchRow, held: list[Ending]) -> BatchRow:
         row.choice,
         tokens,
         Suppressed(),
-        goal,
+        Rereading(row, held),
         client=row.client,
         may_reuse=all(part.may_reuse for part in parts),
         needs_exact=True,
