@@ -17,7 +17,7 @@ from tests.real.reference import Reference
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
-LONG = 4000
+LONG = 2600
 WINDOW = 512
 """The positions that most layers of Gemma 3 read."""
 SHARED = 280
@@ -64,7 +64,7 @@ def test_a_long_prompt(
     assert len(ids) == LONG
     whole = served.echo(ids, top=10)
     both = states(reference, ids)
-    inside, past = list(range(WINDOW)), list(range(WINDOW, LONG - 1, 4))
+    inside, past = list(range(WINDOW)), list(range(WINDOW, LONG - 1, 2))
     parts = []
     for places in (inside, past):
         part = Scores(places, whole.tokens[places], whole.found[places])
