@@ -12,6 +12,7 @@ from tests.browser.steering import strength
 def test_the_feature_of_a_concept_is_found_and_tried(tab: Tab) -> None:
     visit = tab().open("/contrast")
     page = visit.page
+    expect(visit.button("Compare")).to_be_enabled()
     page.get_by_role("textbox", name="Texts with the concept").focus()
     page.keyboard.press("ControlOrMeta+Enter")
     table = page.get_by_role("group", name="Features that tell the texts apart").get_by_role(

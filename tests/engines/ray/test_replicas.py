@@ -69,6 +69,7 @@ async def test_no_secret_reaches_a_node(
         await engine.stop()
 
 
+@pytest.mark.slow
 async def test_replicas_are_spread_over_nodes_or_packed(joined: Joining, nodes: Nodes) -> None:
     for placement, homes in (("spread", 2), ("pack", 1)):
         async with joined(engine_placement=placement) as cluster:
@@ -79,6 +80,7 @@ async def test_replicas_are_spread_over_nodes_or_packed(joined: Joining, nodes: 
             await asyncio.gather(*(replica.gone() for _, replica in pairs))
 
 
+@pytest.mark.slow
 async def test_a_replica_never_goes_to_a_node_that_is_left_out(
     joined: Joining, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ async def test_a_replica_never_goes_to_a_node_that_is_left_out(
         assert "Give them the files" in refusal.message
 
 
+@pytest.mark.slow
 async def test_nodes_with_other_files_are_found_when_a_replica_comes_there(
     joined: Joining, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
