@@ -116,10 +116,10 @@ class Masks:
         batch = Batch(model, self._bench.steering, self._bench.readers, KV_TOKENS)
         sampling = m.Sampling(temperature=0.8, top_p=0.9, max_tokens=160)
         goal, prompts = m.Generate(sampling=sampling), [self._bench.tokens("x" * 8)] * rows
-        request, ready = m.Request(id=1, goal=goal, prompts=prompts), {}
+        request, compiled = m.Request(id=1, goal=goal, prompts=prompts), {}
         if is_masked:
             request = structs.replace(request, parts=RESPONSE_FORMAT.ask(ResponseFormat(SCHEMA)))
-            ready[RESPONSE_FORMAT.name] = self._grammars.compile(SCHEMA).result()
+            compiled[RESPONSE_FORMAT.name] = self._grammars.compile(SCHEMA).result()
         batch.add(
             admission.rows_of(
                 request,
@@ -128,7 +128,7 @@ class Masks:
                 model.model_max_context,
                 KV_TOKENS,
                 self._bench.steering,
-                ready=ready,
+                compiled=compiled,
             ),
             is_seeded=False,
         )

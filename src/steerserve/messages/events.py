@@ -313,6 +313,25 @@ class Started(Message, frozen=True):
     unused: tuple[str, ...] = ()
 
 
+RUNS_MAXIMUM = 1000
+"""The most runs of positions at which one edit is said to have acted."""
+
+
+class EditActs(Message, frozen=True):
+    """Where the edit `number` acted in one choice. `evaluated` counts the positions at which the edit was evaluated,
+    and `acted` those at which it changed the value of a site; `first` and `last` are the first and the last of these.
+    `max_change` is the largest |change| / |x| of one site. `at` has these positions as runs [first, last], None where
+    there are more than RUNS_MAXIMUM of them."""
+
+    number: int
+    evaluated: int
+    acted: int
+    first: int | None
+    last: int | None
+    max_change: float
+    at: list[tuple[int, int]] | None = []
+
+
 class TokenScore(Message, frozen=True):
     """One candidate for the next token: its text, and its log-probability among the candidates."""
 

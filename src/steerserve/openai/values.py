@@ -130,6 +130,8 @@ def score(
     Raises:
         Refusal: a scoring request does not accept the value of a field.
     """
+    sent = Sent(route, settings, len(prompts), is_stream=bool(body.stream), is_scored=True)
+    asked = _parts(body, sent)
     max_tokens = _max_tokens(body)
     if max_tokens != 1 and not (is_echoed and max_tokens == 0):
         needed = "1, or 0 with echo" if is_echoed else "1"
@@ -155,10 +157,7 @@ def score(
     return Asked(
         request=m.Request(goal=goal, prompts=prompts, client=client),
         steering=AskedSteering(profile=profile, own=own, is_held=True, follows_live=False),
-        parts=_parts(
-            body,
-            Sent(route, settings, len(prompts), is_stream=bool(body.stream), is_scored=True),
-        ),
+        parts=asked,
         is_stream=bool(body.stream),
         # a field `profile` without `score_steered` was refused; the name of a model may carry a profile
         is_scored_steered=bool(body.score_steered) or profile is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 NAME_MAXIMUM = 64
-"""The most characters of a name that a client gives to a part of a request."""
+"""The most characters of a name or an id that a client gives."""
 
 
 class Body(BaseModel):

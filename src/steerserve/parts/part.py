@@ -19,9 +19,7 @@ from steerserve.rules.steering.named_directions import NamedDirection
 from steerserve.rules.steering.placing import ModelFacts
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from steerserve.parts.row_part import Grammars, RowFacts, RowPart
+    from steerserve.parts.row_part import RowFacts, RowPart
     from steerserve.settings import Settings
 
 Form = TypeVar("Form")
@@ -41,7 +39,9 @@ class BodyField:
         idle: values that ask for nothing.
         is_refused: whether the field is refused where it is not honoured: for a GGUF model, and on other routes.
             Otherwise the part itself refuses an engine, and other routes do not use the field.
-        is_scored: whether it is the part that refuses the field in scoring requests, where it does.
+        is_scored: whether a scoring request may have the field, which its part then checks. None stands for the
+            opposite of `is_refused`.
+        is_of_steering: whether it asks what steering did. A request that misspells such a field is refused.
         known: the fields of its value; None where the value is no object.
         code: the code of the refusal of a wrong value.
         is_named_whole: whether such a refusal names the field as its `param`, and not the place inside it.
@@ -51,10 +51,15 @@ class BodyField:
     routes: frozenset[str] = frozenset({CHAT, COMPLETIONS, RESPONSES})
     idle: tuple[object, ...] = ()
     is_refused: bool = True
-    is_scored: bool = False
+    is_scored: bool | None = None
+    is_of_steering: bool = True
     known: Known | None = None
     code: str = "INVALID_PARAMETER"
     is_named_whole: bool = False
+
+    @property
+    def may_be_scored(self) -> bool:
+        return not self.is_refused if self.is_scored is None else self.is_scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,8 @@ class Lookups(Protocol):
 
     async def check_schema(self, schema: object) -> None:
         """Raises:
-        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a schema that cannot be enforced; QUEUE_FULL where too many wait for
-            their check.
+        Refusal: RESPONSE_FORMAT_UNSUPPORTED for a schema that cannot be enforced.
+        LineFull: too many schemas wait for their check. The request is refused with QUEUE_FULL then.
         """
 
     async def validate(self, schema: object, text: str) -> str | None:
@@ -147,7 +152,8 @@ class Part(Generic[Form, Chunk]):
         chunk: what a row gives.
         row: the module and the class that serve a row, which only the engine imports.
         reads_saes: whether it reads attached SAEs.
-        is_prepared: whether something is made for its rows in the engine before they begin (`RowPart.prepare`).
+        is_compiled: whether something is compiled in the engine before the rows of a request that writes begin
+            (`RowPart.compile_form`).
         checks_text: whether it checks the text of a choice that has ended by itself (`check_text`).
         needs_slot: whether a request with it takes a slot on a server with continuous batching.
         is_late: whether a row gives the chunk of a token with the next token, because it reads the values at the token.
@@ -161,7 +167,7 @@ class Part(Generic[Form, Chunk]):
     chunk: type[Chunk]
     row: ClassVar[str]
     reads_saes: ClassVar[bool] = False
-    is_prepared: ClassVar[bool] = False
+    is_compiled: ClassVar[bool] = False
     checks_text: ClassVar[bool] = False
     needs_slot: ClassVar[bool] = True
     is_late: ClassVar[bool] = False
@@ -212,7 +218,8 @@ class Part(Generic[Form, Chunk]):
         """
 
     def plan(self, asked: Any, resident: Resident) -> Any:
-        """What is asked for, for the resident model. Its attribute `form` is what a row gets.
+        """What is asked for, for the resident model. Its attribute `form` is what a row gets; None asks the engine for
+        nothing.
 
         Raises:
             Refusal: the resident model cannot do it.
@@ -281,12 +288,6 @@ class Part(Generic[Form, Chunk]):
         """What an outcome has of this part; None where it has nothing."""
         raw = parts.get(self.name)
         return None if raw is None else msgspec.msgpack.decode(raw, type=self.chunk)
-
-    def prepare_row(self, raw: msgspec.Raw, grammars: Grammars) -> Future[Any]:
-        """What is made for its rows before they begin, in the engine."""
-        form = msgspec.msgpack.decode(raw, type=self.form)
-        made: Future[Any] = load(self.row).prepare(form, grammars)
-        return made
 
     def make_row(self, raw: msgspec.Raw, facts: RowFacts) -> RowPart:
         """What serves a row, in the engine.

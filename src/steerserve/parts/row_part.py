@@ -11,13 +11,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from steerserve.errors import Refusal
-from steerserve.parts.steering_report.form import EditActs
+from steerserve.messages import EditActs
 from steerserve.rules.saes.sites import OPERAND_SITES
 from steerserve.rules.steering.edits import Edit
 from steerserve.rules.steering.positions import Positions
 from steerserve.rules.steering.vector import Direction
 from steerserve.worker import memory
-from steerserve.worker.rows.constrain import Grammars as Grammars
+from steerserve.worker.rows.constrain import Grammars
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import Site
 
@@ -60,7 +60,7 @@ class RowFacts:
         text_of: gives the text of a token.
         sae: gives the number of the SAE that is attached under a key, and the SAE with its encoder on the device of its
             site. It raises a Refusal SAE_NOT_ATTACHED, or INSUFFICIENT_MEMORY where the encoder does not fit there.
-        ready: what was made for the rows of the part before (`RowPart.prepare`).
+        compiled: what was compiled for this part of the request (`RowPart.compile_form`).
         acts: gives where the edits of the row acted so far, where a part has them counted.
         sites: gives what reads sites, each by its name and its layer, with `is_before` as `SiteRead` has it. It raises
             a Refusal SAE_INCOMPATIBLE for a site that the model does not have.
@@ -80,7 +80,7 @@ class RowFacts:
     sites: Callable[[Sequence[tuple[str, int]], bool], SiteRead]
     are_at: Callable[[Positions, int, int], Sequence[bool]]
     acts: Callable[[], list[EditActs]]
-    ready: Any = None
+    compiled: Any = None
 
     def token_at(self, position: int) -> int:
         """The token at a position of prompt and completion."""
@@ -139,8 +139,8 @@ class RowPart:
         name: the name of the part.
         reads: the attached SAEs, and the sites, whose values it reads.
         directions: the directions along which it reads at each position from which a token is drawn.
-        counted: not None where it needs to know where the edits of the row act; then those among the values that the
-            plan adds.
+        counted: None where it does not need to know where the edits of the row act. Otherwise the edits among the
+            values that the plan adds, which are counted too.
         may_reuse: whether a kept beginning of the prompt may stand for positions that the part does not see then.
         logits_from: the first position of the prompt after which it needs logits; None where it needs none of them.
         attends_plainly: whether the layers must compute attention in the plain way for the row.
@@ -159,8 +159,9 @@ class RowPart:
     plain_part: RowPart | None = None
 
     @classmethod
-    def prepare(cls, form: Any, grammars: Grammars) -> Future[Any]:
-        """What is made in a thread before the rows begin. `grammars` are those of the loaded model."""
+    def compile_form(cls, form: Any, grammars: Grammars) -> Future[Any]:
+        """What is compiled in a thread before the rows of a request that writes begin. `grammars` are those of the
+        loaded model. The future raises a Refusal where the rows cannot be made."""
         raise NotImplementedError
 
     @property

@@ -20,6 +20,7 @@ from steerserve.control.inference.asked import (
 from steerserve.nouns.runs.rules import Run
 from steerserve.parts.activations.form import Activations
 from steerserve.parts.response_format.form import AskedFormat
+from steerserve.parts.steering_report.form import PlannedReport
 from steerserve.rules.inference.prompts import repetition_penalty
 from steerserve.rules.steering.request import RequestSteering, SteeredFeature
 from tests import asking, recorded
@@ -56,6 +57,7 @@ def prompted(*prompts: m.Prompt) -> Asked:
         replace(PLAIN, may_load=False, lease="x", ignored=("user",)),
         sampled(max_tokens=5),
         sampled(stops=["x"]),
+        replace(PLAIN, parts={"steering_report": PlannedReport()}),
     ],
     ids=[
         "a text",
@@ -66,6 +68,7 @@ def prompted(*prompts: m.Prompt) -> Asked:
         "with headers",
         "a length",
         "stop strings",
+        "a report of the steering",
     ],
 )
 def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(

@@ -769,3 +769,32 @@ def test_responses_honour_fields_under_their_own_names(
         else:
             with pytest.raises(Refusal, match=name):
                 fields.check_honoured(names.RESPONSES, asking, engine)
+
+
+@pytest.mark.parametrize("name", ["reponse_format", "responseFormat", "response_formats"])
+def test_a_field_that_is_nearly_one_that_steers_nothing_is_only_unused(name: str) -> None:
+    assert fields.near_steering_field(name) is None
+
+
+@pytest.mark.parametrize(
+    ("form", "where", "hint"),
+    [
+        (
+            {"type": "json_object", "json_schema": {}},
+            "response_format.json_schema",
+            "only a response_format of type 'json_schema' has other fields than type",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"nam": "card"}},
+            "response_format.json_schema.nam",
+            "the nearest known field is 'name'",
+        ),
+    ],
+)
+def test_a_field_inside_a_format_is_read_by_its_type(
+    form: dict[str, Any], where: str, hint: str
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        fields.check_whole(CHAT, {"response_format": form})
+    assert (refused.value.code, refused.value.param) == ("RESPONSE_FORMAT_UNSUPPORTED", where)
+    assert hint in refused.value.message

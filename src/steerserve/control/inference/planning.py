@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from steerserve import messages as m
 from steerserve.control.inference.asked import Asked, AskedSteering
@@ -135,11 +135,7 @@ class Planner:
             plan=admitted.plan if is_steered else m.Suppressed(),
             plans=[self._told(one) for one in admitted.swept],
             label=(asked.answer_id or None) if goal.writes else None,
-            parts=dict(
-                entry
-                for name, planned in admitted.parts.items()
-                for entry in parts()[name].ask(planned.form).items()
-            ),
+            parts=_forms(admitted),
         )
 
     def _planned(self, asked: Asked, resident: Resident, largest: Largest) -> Mapping[str, Any]:
@@ -251,6 +247,14 @@ class Planner:
 
 NOBODYS = Account((), (), ())
 """The account of a request whose steering is that of a recorded answer."""
+
+
+def _forms(admitted: Admitted) -> dict[str, Raw]:
+    """What the parts of a request ask of the engine."""
+    asked: dict[str, Raw] = {}
+    for name, planned in admitted.parts.items():
+        asked |= parts()[name].ask(planned.form)
+    return asked
 
 
 def described(attachment: Attachment) -> RunSae:

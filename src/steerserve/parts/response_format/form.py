@@ -54,6 +54,7 @@ class ResponseFormatPart(Part[ResponseFormat, None]):
                 routes=frozenset({CHAT}),
                 idle=({"type": "text"},),
                 is_scored=True,
+                is_of_steering=False,
                 known=OfType(
                     SCHEMA, {SCHEMA: dict.fromkeys(("name", "description", "strict", "schema"))}
                 ),
@@ -65,7 +66,7 @@ class ResponseFormatPart(Part[ResponseFormat, None]):
     form = ResponseFormat
     chunk = type(None)
     row = "steerserve.parts.response_format.row:ResponseFormatRow"
-    is_prepared = True
+    is_compiled = True
     checks_text = True
 
     def parse(self, body: Mapping[str, Any], sent: Sent) -> AskedFormat | None:

@@ -20,12 +20,12 @@ class ResponseFormatRow(RowPart):
     """Lets the row write the tokens alone that go on with its document."""
 
     def __init__(self, _form: ResponseFormat, facts: RowFacts) -> None:
-        grammar: Grammar = facts.ready
+        grammar: Grammar = facts.compiled
         self.constraint = grammar.constraint()
         self.masker = MASKER
 
     @classmethod
-    def prepare(cls, form: ResponseFormat, grammars: Grammars) -> Future[Grammar]:
+    def compile_form(cls, form: ResponseFormat, grammars: Grammars) -> Future[Grammar]:
         return grammars.compile(form.schema or JSON_OBJECT)
 
     @property

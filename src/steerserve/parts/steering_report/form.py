@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from steerserve.messages import Message
+from steerserve.messages import EditActs, Message
 from steerserve.parts.part import BodyField, Lookups, Part, Sent
 from steerserve.rules.steering.account import Listed
 from steerserve.rules.steering.edits import Edit
 
 FIELD = "return_steering_report"
-RUNS_MAXIMUM = 1000
-"""The most runs of positions at which one edit is said to have acted."""
 
 
 class CountedEdits(Message, frozen=True):
@@ -22,21 +20,6 @@ class CountedEdits(Message, frozen=True):
     plan adds."""
 
     edits: tuple[Edit, ...] = ()
-
-
-class EditActs(Message, frozen=True):
-    """Where the edit `number` acted in one choice. `evaluated` counts the positions at which the edit was evaluated,
-    and `acted` those at which it changed the value of a site; `first` and `last` are the first and the last of these.
-    `max_change` is the largest |change| / |x| of one site. `at` has these positions as runs [first, last], None where
-    there are more than RUNS_MAXIMUM of them."""
-
-    number: int
-    evaluated: int
-    acted: int
-    first: int | None
-    last: int | None
-    max_change: float
-    at: list[tuple[int, int]] | None = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +40,7 @@ class SteeringReportPart(Part[CountedEdits, list[EditActs]]):
                 "steerserve.parts.steering_report.body:ReturnSteeringReport",
                 is_refused=False,
                 is_scored=False,
+                idle=(False,),
             )
         }
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from steerserve.messages import EditActs
 from steerserve.parts.row_part import RowFacts, RowPart
-from steerserve.parts.steering_report.form import CountedEdits, EditActs
+from steerserve.parts.steering_report.form import CountedEdits
 
 
 class SteeringReportRow(RowPart):

@@ -86,22 +86,26 @@ refuses other values."""
 _ECHO = "echo"
 """This field asks for the log-probabilities of the prompt, so it is unused in a request without log-probabilities."""
 
-_OF_PARTS = frozenset(name for name, field in body_fields().items() if not field.is_refused)
-"""The fields of parts that refuse an engine themselves."""
+
+def _of_parts(route: str) -> frozenset[str]:
+    """The fields that parts have on a route, where other routes do not use them."""
+    fields = body_fields().items()
+    return frozenset(n for n, field in fields if not field.is_refused and route in field.routes)
+
 
 READ: dict[str, frozenset[str]] = {
     CHAT: _SAMPLING
     | {"messages", "extra_messages", "chat_template_kwargs", "return_tokens_as_token_ids"}
     | {SCORE_STEERED}
-    | _OF_PARTS,
+    | _of_parts(CHAT),
     COMPLETIONS: _SAMPLING
     | {"prompt", "add_special_tokens", "return_tokens_as_token_ids", _ECHO}
     | {SCORE_STEERED}
-    | _OF_PARTS,
+    | _of_parts(COMPLETIONS),
     EMBEDDINGS: frozenset({"model", "input", "encoding_format"}),
     RESPONSES: _SAMPLING - {"max_tokens", "stream_options"}
     | {"input", "instructions", "max_output_tokens", "metadata", "chat_template_kwargs"}
-    | _OF_PARTS,
+    | _of_parts(RESPONSES),
 }
 """Route -> the fields that it reads beside those of `CHANGING`."""
 
@@ -112,7 +116,7 @@ _STEERING_FIELDS = (
     sae_steering.INTERVENTIONS,
     "steering_intensity",
     SCORE_STEERED,
-    *body_fields(),
+    *(name for name, field in body_fields().items() if field.is_of_steering),
 )
 """The fields that steer, or ask what steering did. A request that misspells one would be answered without it."""
 _OF_OTHERS = frozenset({"return_logprob"})
@@ -307,12 +311,16 @@ def check_scoring(body: Mapping[str, object]) -> None:
         says so itself. An intensity, and what is told of a generated answer, are never honoured.
     """
     steering = {"profile", sae_steering.FIELD, sae_steering.INTERVENTIONS}
-    of_parts = {name for name, field in body_fields().items() if not field.is_scored}
-    never = {"steering_intensity"} | of_parts
+    of_parts = {n: field for n, field in body_fields().items() if not field.may_be_scored}
+    never = {"steering_intensity", *of_parts}
     may_steer = body.get(SCORE_STEERED) is True
     asking = never if may_steer else never | steering
     refused = [name for name in changing(body) if name in asking]
-    refused += sorted(name for name in of_parts & _OF_PARTS if body.get(name))
+    refused += [
+        name
+        for name, field in of_parts.items()
+        if not field.is_refused and body.get(name) not in (None, *field.idle)
+    ]
     if refused:
         why = "" if never.issuperset(refused) else f" without {SCORE_STEERED}: true"
         raise Refusal(
@@ -389,11 +397,13 @@ def _is_in_ids(prompt: object) -> bool:
 
 
 class _Unknown(NamedTuple):
-    """A field inside a value that nothing reads, and the fields that are read there."""
+    """A field inside a value that nothing reads, and the fields that are read there. `of_type` is the type of objects
+    that have more fields."""
 
     where: str
     name: str
     known: list[str]
+    of_type: str | None = None
 
 
 def _unknown(where: str, value: object, known: Known) -> Iterator[_Unknown]:
@@ -404,13 +414,16 @@ def _unknown(where: str, value: object, known: Known) -> Iterator[_Unknown]:
         if known is _INPUT and value.get("type") == REASONING:
             yield _Unknown(where, "", [])
             return
-        read = known.known(value) if isinstance(known, OfType) else known
+        read = known.read_of(value) if isinstance(known, OfType) else known
+        of_type = (
+            known.type if isinstance(known, OfType) and value.get("type") != known.type else None
+        )
         for name, inner in value.items():
             if name in read:
                 if read[name] is not _ANY:
                     yield from _unknown(f"{where}.{name}", inner, read[name])
             elif inner is not None:
-                yield _Unknown(f"{where}.{name}", name, list(read))
+                yield _Unknown(f"{where}.{name}", name, list(read), of_type)
 
 
 def check_whole(route: str, body: Mapping[str, object]) -> None:
@@ -425,12 +438,12 @@ def check_whole(route: str, body: Mapping[str, object]) -> None:
         value = body.get(field) if field in used else None
         if part:
             value = value.get(part) if isinstance(value, Mapping) else None
-        for where, name, siblings in _unknown(path, value, known):
+        for one in _unknown(path, value, known):
             code = _REFUSAL_CODES.get(path, "INVALID_PARAMETER")
-            hint = near_names.hint(name, siblings)
-            if isinstance(known, OfType) and siblings == ["type"]:
-                hint = f"only a {path} of type {known.type!r} has other fields than type"
-            raise Refusal(code, f"{where}: unknown field; {hint}", param=where)
+            hint = near_names.hint(one.name, one.known)
+            if one.of_type is not None:
+                hint = f"only a {path} of type {one.of_type!r} has other fields than type"
+            raise Refusal(code, f"{one.where}: unknown field; {hint}", param=one.where)
 
 
 def near_steering_field(name: str) -> str | None:

@@ -14,8 +14,8 @@ class OfType:
     type: str
     more: Mapping[str, Any]
 
-    def known(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields of an object that are read, as `Known` has them."""
+    def read_of(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The fields of this object that are read, as `Known` has them."""
         more = self.more if value.get("type") == self.type else {}
         return {"type": None, **more}
 

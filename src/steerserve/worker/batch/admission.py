@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -10,11 +10,13 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import torch
+from msgspec.msgpack import decode
 
 from steerserve import messages as m
 from steerserve.errors import Refusal
 from steerserve.messages.prompts import NamedPrompt, check_ids, max_tokens
 from steerserve.messages.stops import stopping_tokens
+from steerserve.parts.part import load
 from steerserve.parts.registry import parts
 from steerserve.parts.row_part import RowFacts, RowPart
 from steerserve.rules import bounds
@@ -49,9 +51,9 @@ def rows_of(
     kv_tokens: int,
     saes: HookedSaes,
     *,
-    ready: Mapping[str, Any] = MappingProxyType({}),
+    compiled: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[BatchRow]:
-    """The rows of a request, `n` per prompt. `ready` has what was made for parts, by their names.
+    """The rows of a request, `n` per prompt. `compiled` has what was compiled for parts, by their names.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (an empty prompt), INSUFFICIENT_MEMORY (seeded rows that can
@@ -73,7 +75,7 @@ def rows_of(
                 row.steering = _steering(row, prompt, model)
                 row.where = where
                 row.label, row.is_stream = request.label, goal.is_stream
-                row.parts = _parts(request, row, model, saes, ready)
+                row.parts = _parts(request, row, model, saes, compiled)
                 row.may_reuse = all(part.may_reuse for part in row.parts)
                 row.needs_exact = goal.is_seeded
                 rows.append(row)
@@ -148,13 +150,14 @@ def scoring_rows(
     return rows
 
 
-def prepared(request: m.Request, grammars: Grammars) -> Iterator[tuple[str, Future[Any]]]:
-    """What is made for parts of a request before its rows, each with the name of its part. It is begun when it is asked
-    for."""
+def start_compiling(request: m.Request, grammars: Grammars) -> dict[str, Future[Any]]:
+    """What is compiled for parts of a request before its rows are made, by the names of the parts."""
     known = parts()
-    for name, raw in request.parts.items():
-        if name in known and known[name].is_prepared:
-            yield name, known[name].prepare_row(raw, grammars)
+    return {
+        name: load(known[name].row).compile_form(decode(raw, type=known[name].form), grammars)
+        for name, raw in request.parts.items()
+        if name in known and known[name].is_compiled
+    }
 
 
 def _prompts(request: m.Request) -> list[m.Tokens]:
@@ -176,7 +179,7 @@ def _parts(
     row: BatchRow,
     model: Checkpoint,
     saes: HookedSaes,
-    ready: Mapping[str, Any] = MappingProxyType({}),
+    compiled: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[RowPart]:
     """What serves the parts of a request for one row, whose steering then knows what they need of it.
 
@@ -205,11 +208,11 @@ def _parts(
         if name not in known:
             why = f"{name}: the engine of this model does not have this part of a request"
             raise Refusal("FIELD_NOT_HONOURED", why, param=name)
-        own = replace(facts, ready=ready[name]) if name in ready else facts
+        own = replace(facts, compiled=compiled[name]) if name in compiled else facts
         made.append(known[name].make_row(raw, own))
     row.steering.watched = [direction for part in made for direction in part.directions]
     counted = [part.counted for part in made if part.counted is not None]
-    row.steering.counted = counted[0] if counted else None
+    row.steering.counted = [edit for edits in counted for edit in edits] if counted else None
     return made
 
 

@@ -6,7 +6,7 @@ finds the method. A method returns the event that answers the command, or None w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
@@ -179,8 +179,8 @@ class Commands:
         return BEGINNINGS[type(request.goal)](self, request, request.goal)
 
     def generate(self, request: m.Request, goal: m.Generate) -> m.Started | None:
-        left = admission.prepared(request, self._language_model().grammars)
-        return self._write(request, goal, left, {})
+        grammars = self._language_model().grammars
+        return self._write(request, goal, admission.start_compiling(request, grammars))
 
     def score(self, request: m.Request, goal: m.Score) -> m.Started:
         loaded = self._language_model()
@@ -253,18 +253,13 @@ class Commands:
         self,
         request: m.Request,
         goal: m.Generate,
-        left: Iterator[tuple[str, Future[Any]]],
-        ready: Mapping[str, Any],
+        compiling: Mapping[str, Future[Any]],
     ) -> m.Started | None:
-        """Begin to write once all is made that parts of the request need: what is `left`, beside what is `ready`."""
-        if (entry := next(left, None)) is not None:
-            name, made = entry
-            self.beside.follow(
-                request,
-                made,
-                lambda value: self._write(request, goal, left, {**ready, name: value}),
-            )
-            return None
+        """Begin to write, once all is compiled that parts of the request need."""
+        for made in compiling.values():
+            if not made.done():
+                self.beside.follow(request, made, lambda _: self._write(request, goal, compiling))
+                return None
         loaded = self._language_model()
         rows = admission.rows_of(
             request,
@@ -273,7 +268,7 @@ class Commands:
             loaded.context,
             loaded.kv_tokens,
             loaded.saes,
-            ready=ready,
+            compiled={name: made.result() for name, made in compiling.items()},
         )
         return self._begin(request, rows[:: goal.n], rows)
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from steerserve.errors import Refusal
-from steerserve.messages import Overlay, Plan
-from steerserve.parts.steering_report.form import RUNS_MAXIMUM, EditActs
+from steerserve.messages import RUNS_MAXIMUM, EditActs, Overlay, Plan
 from steerserve.rules.steering import positions as places
 from steerserve.rules.steering.edits import (
     LAST_PROMPT,
