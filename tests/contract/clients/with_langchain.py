@@ -53,7 +53,7 @@ def embed() -> None:
 
 @calls.refused(
     "`OpenAIEmbeddings` as it is: it sends token ids",
-    says="must be a string",
+    says="must be a text",
     instead="`check_embedding_ctx_length=False`",
 )
 def embed_ids() -> None:
