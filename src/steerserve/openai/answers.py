@@ -391,7 +391,7 @@ def answered(kind: object) -> dict[int | str, dict[str, object]]:
 
 
 def streamed(kind: Any) -> dict[int | str, dict[str, object]]:
-    """The answer of a route that can stream, for its declaration. Parts of requests have objects in it."""
+    """The answer of a route that can stream, for its declaration, with the objects that parts of requests add to it."""
     of_parts = {
         name: NotRequired[load(form)]
         for part in parts().values()

@@ -82,8 +82,13 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """How a request is steered: which steering it is (`rules/steering/digest.py`), None where nothing is added; whose,
-    and its edits; and the layers of the attached SAEs by their keys."""
+    """How a request is steered.
+
+    Attributes:
+        state: the digest of the steering (`rules/steering/digest.py`); None where nothing is added.
+        account: whose steering it is, and its edits.
+        layers: the layers of the attached SAEs, by their keys.
+    """
 
     state: str | None
     account: Account
@@ -206,12 +211,12 @@ class Part(Generic[Form, Chunk]):
         """
         return asked
 
-    def must_check(self, asked: Any, look: Lookups) -> bool:
-        """Whether there is something to check that takes long."""
+    def has_slow_check(self, asked: Any, look: Lookups) -> bool:
+        """Whether a check is left that takes long."""
         return False
 
-    async def check(self, asked: Any, look: Lookups) -> None:
-        """Check what takes long, once the request has a place in the waiting room.
+    async def run_slow_check(self, asked: Any, look: Lookups) -> None:
+        """Run the check that takes long. The request has a place in the waiting room then.
 
         Raises:
             Refusal: it cannot be done.
@@ -270,7 +275,7 @@ class Part(Generic[Form, Chunk]):
         *,
         is_changed: bool,
     ) -> dict[str, object]:
-        """What is told beside the choices, at the end of the answer. `chunks` and `texts` are as in `tell`;
+        """The objects of the part beside the choices, at the end of the answer. `chunks` and `texts` are as in `tell`;
         `is_changed` says that an operator changed the steering while the answer was written."""
         return {}
 

@@ -171,7 +171,7 @@ class Generation:
                     for name, one in asked.parts.items()
                 },
             )
-        if not any(parts()[name].must_check(one, look) for name, one in asked.parts.items()):
+        if not any(parts()[name].has_slow_check(one, look) for name, one in asked.parts.items()):
             # these refusals come before QUEUE_FULL, because waiting does not change them
             view = self._conductor.view(asked.lease)
             swap.may_serve(view, row.id, row.name, may_load=asked.may_load)
@@ -250,15 +250,15 @@ class Generation:
             raise
         return await self._serving.applicable(row)
 
-    async def _check(self, asked: Asked, look: Lookups) -> None:
-        """Check what takes long, for a request that has a place in the waiting room.
+    async def _run_slow_checks(self, asked: Asked, look: Lookups) -> None:
+        """Run the checks of parts that take long, for a request that has a place in the waiting room.
 
         Raises:
             Refusal: those of the parts; QUEUE_FULL when too many requests wait for such a check.
         """
         for name, one in asked.parts.items():
             try:
-                await parts()[name].check(one, look)
+                await parts()[name].run_slow_check(one, look)
             except LineFull:
                 raise self._queue.full() from None
 
@@ -278,12 +278,12 @@ class Generation:
                 use = self._conductor.use(row, may_load=asked.may_load, lease=asked.lease)
                 if clients.is_in_background(asked.client):
                     await held.enter_async_context(self._queue.spare(yields=True))
-                    await self._check(asked, look)
+                    await self._run_slow_checks(asked, look)
                     resident = await held.enter_async_context(use)
                 else:
                     room = queue.room(asked.client, asked.choices)
                     place = await held.enter_async_context(room)
-                    await self._check(asked, look)
+                    await self._run_slow_checks(asked, look)
                     resident = await held.enter_async_context(use)
                     await held.enter_async_context(queue.slot(place))
                 await held.enter_async_context(self._conductor.in_flight(resident))
@@ -327,8 +327,8 @@ async def _prepared(admitted: Admitted, look: Lookups) -> Admitted:
 async def _through_parts(
     stream: AsyncGenerator[m.Started | m.Outcome, None], admitted: Admitted, look: Lookups
 ) -> AsyncGenerator[m.Started | m.Outcome, None]:
-    """The events of the stream, with what rows gave in the form in which it is told. The text of a choice that has
-    ended by itself is checked before its last event is passed on.
+    """The events of the stream. Parts change what their rows gave into what the answer has (`Part.change`), and check
+    the text of a choice that has ended by itself before its last event is passed on.
 
     Raises:
         Refusal: a part refuses a text.

@@ -96,15 +96,15 @@ class ResponseFormatPart(Part[ResponseFormat, None]):
         has_description = isinstance(schema, Mapping) and schema.get("description") is not None
         return [f"{FIELD}.{SCHEMA}.description"] if has_description else []
 
-    def must_check(self, asked: AskedFormat, look: Lookups) -> bool:
-        """A schema is compiled once, in another process."""
+    def has_slow_check(self, asked: AskedFormat, look: Lookups) -> bool:
+        """A schema is compiled in another process, unless it was compiled there before."""
         return asked.is_schema and not look.is_schema_checked(asked.schema)
 
-    async def check(self, asked: AskedFormat, look: Lookups) -> None:
+    async def run_slow_check(self, asked: AskedFormat, look: Lookups) -> None:
         """Raises:
         Refusal: RESPONSE_FORMAT_UNSUPPORTED.
         """
-        if self.must_check(asked, look):
+        if self.has_slow_check(asked, look):
             await look.check_schema(asked.schema)
 
     async def check_text(self, planned: AskedFormat, choice: int, text: str, look: Lookups) -> None:

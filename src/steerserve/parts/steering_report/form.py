@@ -16,7 +16,7 @@ FIELD = "return_steering_report"
 
 
 class CountedEdits(Message, frozen=True):
-    """Counts where the edits of a row act: those of its plan, and these, which are the parts of the values that the
+    """Asks where the edits of a row act: the edits of its plan, and `edits`, which are the parts of the values that the
     plan adds."""
 
     edits: tuple[Edit, ...] = ()
@@ -24,8 +24,8 @@ class CountedEdits(Message, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PlannedReport:
-    """The report of an answer with this steering. Each entry of `listed` has the layers of its edit. `form` is None
-    where nothing steers."""
+    """The report of one answer. `state` is the digest of its steering, and `listed` has each edit with its layers.
+    `form` is None where nothing steers."""
 
     form: CountedEdits | None = None
     state: str | None = None

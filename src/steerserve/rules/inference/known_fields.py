@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class OfType:
-    """The fields of objects that have the field `type`. Only those of this type have others, which are `more`."""
+    """An object whose field `type` says which other fields it may have: the fields `more` if its type is `type`, and
+    none if it has another type."""
 
     type: str
     more: Mapping[str, Any]

@@ -46,9 +46,9 @@ class ActCount:
 class RowSteering:
     """The steering of one row. `prompt` and `out` are the row's own lists of tokens, and `out` grows.
 
-    Where `counted` is not None, it is counted where the edits of the row act; `counted` has the edits among the values
-    that the plan adds, and `list_edits` gets all others that the row has at its start. The projections on the
-    directions `watched` are read in each pass, at the last position of the row. Both are asked for by the row's parts.
+    The row's parts may ask for two things. Where `counted` is not None, the row counts where its edits act: `counted`
+    has the edits among the values that the plan adds, and `list_edits` gets the other edits that the row has at its
+    start. The projections on the directions `watched` are read in each pass, at the last position of the row.
     """
 
     def __init__(

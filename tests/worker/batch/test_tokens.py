@@ -1,4 +1,4 @@
-"""Rows with a document, rows without, and rows of another masker in one pass."""
+"""The next tokens of rows whose parts rule out tokens, beside rows of other maskers and rows of none."""
 
 from __future__ import annotations
 
