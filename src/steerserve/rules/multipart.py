@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.text import shown
 
 PARTS_MAXIMUM = 32
@@ -100,4 +101,4 @@ def _part(body: bytes | bytearray, first: int, end: int) -> tuple[str, FormPart]
 
 
 def _refused(why: str, *place: str) -> Refusal:
-    return Refusal("VALIDATION_ERROR", why, errors=[{"loc": ["body", *place], "msg": why}])
+    return refuse_value(["body", *place], why)

@@ -46,6 +46,7 @@ from steerserve.messages import Piece
 from steerserve.nouns.steering.routes import Value, texts
 from steerserve.parts.activations.form import ACTIVATIONS, PlannedActivations, Reading, parse_value
 from steerserve.rules.bounds import STEERED_FEATURES
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.form import Form
 from steerserve.rules.inference import compare as rules
 from steerserve.rules.inference.prompts import Conversation
@@ -382,6 +383,4 @@ def _sent(raw: object) -> tuple[Mapping[str, object], ...]:
 
 
 def _invalid(field: str, why: str) -> Refusal:
-    return Refusal(
-        "VALIDATION_ERROR", f"{field}: {why}", errors=[{"loc": ["body", field], "msg": why}]
-    )
+    return refuse_value(["body", field], why, f"{field}: {why}")

@@ -16,6 +16,7 @@ from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.views import TokenizedText
 from steerserve.errors import Refusal
 from steerserve.rules import clients
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.inference import prompts
 from steerserve.settings import Settings
 
@@ -137,8 +138,7 @@ def given_text(given: str | list[TokenizeMessage]) -> str | prompts.Conversation
 
 def invalid_field(field: str, why: str) -> Refusal:
     """The refusal of a body for a rule that joins several fields. `field` is named as the offender."""
-    errors = [{"loc": ["body", field], "msg": why}]
-    return Refusal("VALIDATION_ERROR", f"body.{field}: {why}", param=field, errors=errors)
+    return refuse_value(["body", field], why, f"body.{field}: {why}", param=field)
 
 
 def client_of(request: Request, settings: Settings) -> str:
@@ -151,6 +151,4 @@ def client_of(request: Request, settings: Settings) -> str:
 
 
 def _invalid(field: str, why: str) -> Refusal:
-    return Refusal(
-        "VALIDATION_ERROR", f"{field}: {why}", errors=[{"loc": ["body", field], "msg": why}]
-    )
+    return refuse_value(["body", field], why, f"{field}: {why}")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.saes.attachment import AttachedSae, SaeChoice
 from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM
 from steerserve.rules.steering.live import check_index, check_value
@@ -84,11 +85,8 @@ def base(
     added = (value for values in steering.values.values() for value in values.values())
     is_steered = any(added) or bool(steering.edits)
     if not is_steered and any(sweep.intensities):
-        raise Refusal(
-            "VALIDATION_ERROR",
-            "there is nothing to compare: give steering or a profile, or steer first",
-            errors=[{"loc": ["body", "steering"], "msg": "no value is steered"}],
-        )
+        message = "there is nothing to compare: give steering or a profile, or steer first"
+        raise refuse_value(["body", "steering"], "no value is steered", message)
     return steering
 
 
@@ -101,8 +99,4 @@ def overlays(
 
 
 def _invalid(expected: str) -> Refusal:
-    return Refusal(
-        "VALIDATION_ERROR",
-        f"intensities: {expected}",
-        errors=[{"loc": ["body", "intensities"], "msg": expected}],
-    )
+    return refuse_value(["body", "intensities"], expected, f"intensities: {expected}")

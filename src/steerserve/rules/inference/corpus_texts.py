@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from steerserve.errors import Refusal
 from steerserve.rules import json_size
 from steerserve.rules.bounds import CORPUS_TEXT_BYTES, INFERENCE_BODY_VALUES
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.text import shown
 
@@ -125,6 +126,4 @@ def _check_size(line: bytes, number: int) -> None:
 
 def _bad(number: int, why: str) -> Refusal:
     place = f"line {number}"
-    message = f"{place} {why}"
-    errors = [{"loc": ["corpus", place], "msg": why}]
-    return Refusal("VALIDATION_ERROR", message, param=place, line=number, errors=errors)
+    return refuse_value(["corpus", place], why, f"{place} {why}", param=place, line=number)

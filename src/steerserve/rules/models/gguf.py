@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_value
 
 _QUANTIZATION = (
     r"BF16|FP?16|FP?32|F64|MXFP4(?:_MOE)?|NVFP4|TQ[12]_0"
@@ -137,13 +138,12 @@ def variants(files: Iterable[tuple[str, int]]) -> GgufListing:
             companions.append(file)
     complete, problems = [], []
     for members in sets.values():
+        first, shards = members[0][0], tuple(file for _, file in members)
         if _is_whole(members):
-            first = members[0][0]
-            complete.append(
-                GgufVariant(first.label, first.base, tuple(file for _, file in members))
-            )
+            complete.append(GgufVariant(first.label, first.base, shards))
         else:
-            problems.append(_problem("incomplete", members[0][0], [f for _, f in members]))
+            paths = tuple(file.path for file in shards)
+            problems.append(Problem("incomplete", first.label or first.base, paths))
     offered, ambiguous = _told_apart(complete)
     return GgufListing(tuple(offered), (*problems, *ambiguous), tuple(companions))
 
@@ -173,13 +173,9 @@ def only(listing: GgufListing) -> GgufVariant:
 
 def _not_chosen(listing: GgufListing, why: str) -> Refusal:
     available = [variant.name for variant in listing.variants]
-    return Refusal(
-        "VALIDATION_ERROR",
-        f"{why}; there is {', '.join(available) or 'none'}",
-        param="gguf_label",
-        available=available,
-        errors=[{"loc": ["body", "gguf_label"], "msg": "not one of the labels"}],
-    )
+    message = f"{why}; there is {', '.join(available) or 'none'}"
+    place, fault = ["body", "gguf_label"], "not one of the labels"
+    return refuse_value(place, fault, message, param="gguf_label", available=available)
 
 
 def precision_of(label: str | None) -> str:
@@ -266,7 +262,3 @@ def _told_apart(complete: list[GgufVariant]) -> tuple[list[GgufVariant], list[Pr
         if len(same) > 1
     ]
     return offered, problems
-
-
-def _problem(kind: str, named: GgufName, files: list[GgufFile]) -> Problem:
-    return Problem(kind, named.label or named.base, tuple(file.path for file in files))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from steerserve.errors import Refusal
 from steerserve.rules import near_names
+from steerserve.rules.field_faults import refuse_value
 
 SERVEABLE = frozenset({"ready", "loaded", "loading"})
 
@@ -142,12 +143,8 @@ def check_name(name: str) -> str:
     """
     fault = _fault(name)
     if fault is not None:
-        raise Refusal(
-            "VALIDATION_ERROR",
-            f"custom_name: {fault}",
-            param="custom_name",
-            errors=[{"loc": ["body", "custom_name"], "msg": fault}],
-        )
+        place = ["body", "custom_name"]
+        raise refuse_value(place, fault, f"custom_name: {fault}", param="custom_name")
     return name
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.text import name_fault
 
 RepoType = Literal["model", "dataset", "space"]
@@ -56,7 +57,8 @@ def check_repo_id(repo_id: str, param: str = "repo_id") -> str:
     """
     is_odd = any(part in repo_id for part in ("..", "--")) or repo_id.endswith((".git", ".", "-"))
     if len(repo_id) > REPO_ID_MAXIMUM or is_odd or not _REPO_ID.fullmatch(repo_id):
-        raise _invalid(param, f"{param} must look like owner/name, as the hub writes it")
+        why = f"{param} must look like owner/name, as the hub writes it"
+        raise refuse_value(["body", param], why, param=param)
     return repo_id
 
 
@@ -68,7 +70,8 @@ def check_revision(revision: str) -> str:
     """
     is_odd = any(part in revision for part in ("..", "//")) or revision.endswith("/")
     if len(revision) > REVISION_MAXIMUM or is_odd or not _REVISION.fullmatch(revision):
-        raise _invalid("revision", "revision must be a branch, a tag or a commit of the repository")
+        why = "revision must be a branch, a tag or a commit of the repository"
+        raise refuse_value(["body", "revision"], why, param="revision")
     return revision
 
 
@@ -155,8 +158,3 @@ def _fault(file: RepoFile) -> str | None:
 def _hostile(path: str, why: str) -> Refusal:
     shown = ascii(path[:_SHOWN])
     return Refusal("DOWNLOAD_FAILED", f"the repository's listing is refused: {shown} {why}")
-
-
-def _invalid(param: str, message: str) -> Refusal:
-    errors = [{"loc": ["body", param], "msg": message}]
-    return Refusal("VALIDATION_ERROR", message, param=param, errors=errors)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.residency.gpus import Card
 
 _UUID = re.compile(r"(?:gpu-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
@@ -55,12 +56,8 @@ def parse(gpu: object) -> GpuRequest:
         uuid = _UUID.fullmatch(text)
         if uuid:
             return GpuRequest(GpuChoice.CARD, uuid=f"gpu-{uuid[1]}")
-    raise Refusal(
-        "VALIDATION_ERROR",
-        'gpu must be "auto", "all", the index of a card (0 or more), or its UUID',
-        param="gpu",
-        errors=[{"loc": ["body", "gpu"], "msg": "not a card"}],
-    )
+    message = 'gpu must be "auto", "all", the index of a card (0 or more), or its UUID'
+    raise refuse_value(["body", "gpu"], "not a card", message, param="gpu")
 
 
 def select(wanted: GpuRequest, cards: Sequence[Card]) -> list[Card]:

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.saes.units import why_never
 
 NEAR = 5
@@ -190,12 +191,5 @@ def _nearest(name: str, known: Sequence[str]) -> list[str]:
 def _unknown(registry: Registry, what: str, name: str, near: Sequence[str]) -> Refusal:
     why = f"SAELens {registry.version} has no {what} {name[:COMPARED]!a}"
     message = f"sae_lens: {why}; near it: {', '.join(near) or '(none)'}"
-    errors = [{"loc": ["body", "sae_lens"], "msg": why}]
-    return Refusal(
-        "VALIDATION_ERROR",
-        message,
-        param="sae_lens",
-        errors=errors,
-        unknown=what,
-        near=list(near),
-    )
+    place = ["body", "sae_lens"]
+    return refuse_value(place, why, message, param="sae_lens", unknown=what, near=list(near))

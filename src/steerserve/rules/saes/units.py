@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.models.repository import RepoFile
 from steerserve.rules.saes import names as sae_names
 from steerserve.rules.saes.names import PathHints
@@ -85,8 +85,7 @@ class UnitListing:
         why = f"names {len(below)} SAEs" if below else "is not an SAE of the repository"
         shown = ascii(path[:_SHOWN])
         message = f"file_path: {shown} {why}; near it: {', '.join(near) or '(none)'}"
-        errors = [{"loc": ["body", "file_path"], "msg": why}]
-        raise Refusal("VALIDATION_ERROR", message, param="file_path", errors=errors, near=near)
+        raise refuse_value(["body", "file_path"], why, message, param="file_path", near=near)
 
 
 @dataclass(frozen=True, slots=True)
