@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from steerserve.errors import Refusal
 from steerserve.openai.bodies import ID_PROMPT, kind_of_prompt
 from steerserve.parts.registry import parts
 from steerserve.rules.bounds import STEERED_FEATURES
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.inference import names
 from steerserve.rules.steering import request as sae_steering
 from steerserve.settings import Settings
@@ -59,22 +59,16 @@ def check_counts(route: str, body: dict[str, object], settings: Settings) -> Non
     _check_stops(body.get("stop"), settings.max_stop_strings)
 
 
-def _at_most(
-    where: str, value: object, maximum: int, things: str, code: str = "INVALID_PARAMETER"
-) -> None:
+def _at_most(where: str, value: object, maximum: int, things: str) -> None:
     if isinstance(value, list | dict) and len(value) > maximum:
-        raise Refusal(code, f"{where}: at most {maximum} {things}", param=where)
+        raise refuse_parameter(where, f"at most {maximum} {things}")
 
 
 def _check_stops(stops: object, maximum: int) -> None:
     _at_most("stop", stops, maximum, "stop strings")
     for stop in stops if isinstance(stops, list) else [stops]:
         if isinstance(stop, str) and len(stop) > STOP_CHARACTERS:
-            raise Refusal(
-                "INVALID_PARAMETER",
-                f"stop: at most {STOP_CHARACTERS} characters in a stop string",
-                param="stop",
-            )
+            raise refuse_parameter("stop", f"at most {STOP_CHARACTERS} characters in a stop string")
 
 
 def _check_messages(route: str, body: dict[str, object], maximum: int) -> None:
@@ -83,11 +77,8 @@ def _check_messages(route: str, body: dict[str, object], maximum: int) -> None:
     for where, conversation in _conversations(route, body):
         messages += len(conversation)
         if messages > maximum:
-            raise Refusal(
-                "INVALID_PARAMETER",
-                f"{where}: at most {maximum} messages in all conversations of a request",
-                param=where,
-            )
+            why = f"at most {maximum} messages in all conversations of a request"
+            raise refuse_parameter(where, why)
         for index, message in enumerate(conversation):
             if not isinstance(message, dict):
                 continue
@@ -95,11 +86,8 @@ def _check_messages(route: str, body: dict[str, object], maximum: int) -> None:
             content = message.get("content")
             parts += len(content) if isinstance(content, list) else 0
             if parts > PARTS_MAXIMUM:
-                raise Refusal(
-                    "INVALID_PARAMETER",
-                    f"{where}[{index}].content: at most {PARTS_MAXIMUM} parts in all messages of a request",
-                    param=f"{where}[{index}].content",
-                )
+                why = f"at most {PARTS_MAXIMUM} parts in all messages of a request"
+                raise refuse_parameter(f"{where}[{index}].content", why)
 
 
 def _conversations(route: str, body: dict[str, object]) -> Iterator[tuple[str, list[object]]]:

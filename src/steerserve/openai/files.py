@@ -14,8 +14,8 @@ from steerserve.control.inference.batches import UPLOADED, Batches, FileRow
 from steerserve.control.metrics import note_object
 from steerserve.errors import Refusal
 from steerserve.openai import answers
-from steerserve.openai.values import invalid
 from steerserve.rules import multipart
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.inference.batches import seconds
 from steerserve.rules.multipart import FormPart
 from steerserve.rules.text import readable
@@ -74,7 +74,7 @@ def router(batches: Batches, settings: Settings) -> APIRouter:
         """Store the input of a batch."""
         kind = request.headers.get("content-type", "")
         if not multipart.is_form(kind):
-            raise invalid("Content-Type", "send a file as multipart/form-data")
+            raise refuse_parameter("Content-Type", "send a file as multipart/form-data")
         body = bytearray()
         async for part in request.stream():
             body += part  # joining all parts at the end would take too long for the event loop
@@ -161,21 +161,21 @@ def _sent(parts: Mapping[str, FormPart], most_mb: int) -> tuple[FormPart, int | 
     texts = {name: _text(name, part) for name, part in parts.items() if name != "file"}
     purpose = texts.pop("purpose", None)
     if purpose != UPLOADED:
-        raise invalid("purpose", f"files are stored for the purpose {UPLOADED!r} only")
+        raise refuse_parameter("purpose", f"files are stored for the purpose {UPLOADED!r} only")
     anchor = texts.pop("expires_after[anchor]", "created_at")
     if anchor != "created_at":
-        raise invalid("expires_after.anchor", "must be created_at")
+        raise refuse_parameter("expires_after.anchor", "must be created_at")
     lasts = texts.pop("expires_after[seconds]", None)
     if lasts is not None and not (
         _WHOLE.fullmatch(lasts) and LASTS_LEAST <= int(lasts) <= LASTS_MOST
     ):
         why = f"must be a whole number from {LASTS_LEAST} to {LASTS_MOST}"
-        raise invalid("expires_after.seconds", why)
+        raise refuse_parameter("expires_after.seconds", why)
     if texts:
-        raise invalid(next(iter(texts)), "unknown field")
+        raise refuse_parameter(next(iter(texts)), "unknown field")
     file = parts.get("file")
     if file is None:
-        raise invalid("file", "is required")
+        raise refuse_parameter("file", "is required")
     if len(file.content) > most_mb * MIB:
         why = f"the file is larger than {most_mb} MiB"
         raise Refusal("PAYLOAD_TOO_LARGE", why, limit_mb=most_mb)
@@ -186,7 +186,7 @@ def _text(name: str, part: FormPart) -> str:
     try:
         return part.text
     except UnicodeDecodeError:
-        raise invalid(name, "the text is not UTF-8") from None
+        raise refuse_parameter(name, "the text is not UTF-8") from None
 
 
 def _name(file: FormPart) -> str:

@@ -24,10 +24,11 @@ from steerserve.errors import Refusal
 from steerserve.nouns.profiles.owner import Profiles
 from steerserve.nouns.runs.owner import SentRequest
 from steerserve.openai import bodies, counts, response_body, response_shape, shape, values
-from steerserve.openai.values import AskedBase, invalid
+from steerserve.openai.values import AskedBase
 from steerserve.parts.registry import parts
 from steerserve.rules import clients, json_faults, json_reading, json_size
 from steerserve.rules.bounds import INFERENCE_BODY_VALUES, NAME_CHARACTERS
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.inference import fields, names
 from steerserve.rules.inference.prompts import Conversation
 from steerserve.rules.models import architecture, naming
@@ -95,14 +96,14 @@ class Intake:
         conversations = values.conversations(body)
         n = body.n or 1
         if n > 1 and body.extra_messages:
-            raise invalid("n", "n above 1 cannot be combined with extra_messages")
+            raise refuse_parameter("n", "n above 1 cannot be combined with extra_messages")
         if not fields.is_scoring(opened.body):
             values.check_top(body)
             return opened.accept(self._written(body, opened, conversations, n))
         if body.stream:
-            raise invalid("stream", "a scoring request cannot be streamed")
+            raise refuse_parameter("stream", "a scoring request cannot be streamed")
         if n > 1:
-            raise invalid("n", "a scoring request needs n: 1")
+            raise refuse_parameter("n", "a scoring request needs n: 1")
         fields.check_scoring(opened.body)
         top = (body.top_logprobs or 0) if body.logprobs else None
         values.check_top(body)
@@ -190,7 +191,7 @@ class Intake:
         opened = await self._open(await self._arrived(request), names.EMBEDDINGS)
         given = opened.body.get("input")
         if isinstance(given, list) and given and isinstance(given[0], int | list):
-            raise invalid(
+            raise refuse_parameter(
                 "input[0]",
                 "must be a text; token ids are not taken, so send the texts themselves "
                 "(in LangChain, set check_embedding_ctx_length=False)",
@@ -200,7 +201,7 @@ class Intake:
         for index, text in enumerate(texts):
             if not text:
                 where = "input" if len(texts) == 1 else f"input[{index}]"
-                raise invalid(where, "an empty text")
+                raise refuse_parameter(where, "an empty text")
         prompts = [m.Text(text) for text in texts]
         embedding = m.Request(goal=m.Embed(), prompts=prompts, client=opened.client)
         is_base64 = body.encoding_format == "base64"
@@ -273,7 +274,9 @@ class Intake:
         the profile of a name `model@profile`. A name that means a model has no profile."""
         text = name if isinstance(name, str) else ""
         if len(text) > NAME_CHARACTERS:
-            return invalid("model", f"a name has at most {NAME_CHARACTERS} characters"), None
+            return refuse_parameter(
+                "model", f"a name has at most {NAME_CHARACTERS} characters"
+            ), None
         try:
             return await self._models.resolve(text), None
         except Refusal as refusal:
@@ -319,7 +322,9 @@ class _Opened:
             Refusal: INVALID_PARAMETER where it is named in both.
         """
         if named is not None and self.profile is not None:
-            raise invalid("profile", f"the model is named with the profile {self.profile!r}")
+            raise refuse_parameter(
+                "profile", f"the model is named with the profile {self.profile!r}"
+            )
         return named or self.profile
 
     def chats(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from steerserve.errors import Refusal
 from steerserve.openai import bodies
-from steerserve.openai.values import invalid
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.inference import prompts
 
 _NAMES = {"response_format": "text.format", "messages": "input", "max_tokens": "max_output_tokens"}
@@ -23,7 +23,7 @@ def conversation(body: bodies.ResponseBody) -> prompts.Conversation:
         messages = [item for item in body.input if isinstance(item, bodies.InputMessage)]
         rest = [(message.role, _text(message.content)) for message in messages]
     if not rest:
-        raise invalid("input", "needs a message")
+        raise refuse_parameter("input", "needs a message")
     return tuple(prompts.message(role, content, None) for role, content in first + rest)
 
 

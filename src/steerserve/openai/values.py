@@ -13,6 +13,7 @@ from steerserve.errors import Refusal
 from steerserve.openai import bodies
 from steerserve.parts.part import Sent
 from steerserve.parts.registry import parts
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.inference.prompts import Conversation, repetition_penalty
 from steerserve.rules.inference.prompts import message as as_message
 from steerserve.rules.saes.attachment import SaeChoice
@@ -69,16 +70,16 @@ def generate(
     is_stream = bool(body.stream)
     asked = _parts(source or body, Sent(route, settings, len(prompts), n, is_stream=is_stream))
     if n > settings.max_choices:
-        raise invalid("n", f"at most {settings.max_choices} choices")
+        raise refuse_parameter("n", f"at most {settings.max_choices} choices")
     if n > 1 and body.stream:
-        raise invalid("n", "n above 1 cannot be streamed")
+        raise refuse_parameter("n", "n above 1 cannot be streamed")
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if "" in stops:
-        raise invalid("stop", "an empty stop string")
+        raise refuse_parameter("stop", "an empty stop string")
     max_tokens = _max_tokens(body)
     if max_tokens == 0:
         named = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        raise invalid(named, "at least 1; only echo with logprobs takes 0")
+        raise refuse_parameter(named, "at least 1; only echo with logprobs takes 0")
     frequency, presence = body.frequency_penalty or 0.0, body.presence_penalty or 0.0
     sampling = m.Sampling(
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -137,12 +138,14 @@ def score(
         needed = "1, or 0 with echo" if is_echoed else "1"
         why = f"a scoring request needs max_tokens: {needed}"
         hint = "return_logprobs gives the log-probabilities of the tokens of an answer"
-        raise invalid("max_tokens", f"{why}; {hint}")
+        raise refuse_parameter("max_tokens", f"{why}; {hint}")
     if is_echoed and body.allowed_token_ids is not None:
-        raise invalid("echo", "cannot be combined with allowed_token_ids")
+        raise refuse_parameter("echo", "cannot be combined with allowed_token_ids")
     temperature = 1.0 if body.temperature is None else body.temperature
     if 0 < temperature < COLDEST_SCORING:
-        raise invalid("temperature", f"a scoring request needs 0 or at least {COLDEST_SCORING}")
+        raise refuse_parameter(
+            "temperature", f"a scoring request needs 0 or at least {COLDEST_SCORING}"
+        )
     allowed = body.allowed_token_ids
     _check_allowed(
         allowed or (), len(prompts) if top is not None else 1, settings.scoring_max_entries
@@ -180,7 +183,7 @@ def _check_allowed(allowed: Sequence[int], prompts: int, maximum: int) -> None:
                 param="allowed_token_ids",
             )
     if len(set(allowed)) * prompts > maximum:
-        raise invalid(
+        raise refuse_parameter(
             "allowed_token_ids",
             f"the answer would list {len(set(allowed))} tokens for each of {prompts} prompts; at most {maximum} in all",
         )
@@ -198,9 +201,11 @@ def steering(body: bodies.Sampled, profile: str | None) -> sae_steering.RequestS
         return None
     field = sae_steering.INTERVENTIONS if short is None else sae_steering.FIELD
     if short is not None and long is not None:
-        raise invalid(sae_steering.INTERVENTIONS, f"cannot be combined with {sae_steering.FIELD}")
+        raise refuse_parameter(
+            sae_steering.INTERVENTIONS, f"cannot be combined with {sae_steering.FIELD}"
+        )
     if profile is not None:
-        raise invalid(field, "cannot be combined with profile")
+        raise refuse_parameter(field, "cannot be combined with profile")
     if short is None:
         made = interventions.parse(long)
     else:
@@ -235,11 +240,11 @@ def template(body: bodies.ChatBody) -> Mapping[str, object] | None:
     """
     for name, value in (body.chat_template_kwargs or {}).items():
         if name in _RESERVED or not name.isidentifier():
-            raise invalid(f"chat_template_kwargs.{name}", "not a variable of the template")
+            raise refuse_parameter(f"chat_template_kwargs.{name}", "not a variable of the template")
         try:
             msgspec.msgpack.encode(value)
         except (OverflowError, RecursionError):
-            raise invalid(f"chat_template_kwargs.{name}", "a number too large") from None
+            raise refuse_parameter(f"chat_template_kwargs.{name}", "a number too large") from None
     return body.chat_template_kwargs or None
 
 
@@ -248,7 +253,7 @@ def check_top(body: bodies.ChatBody) -> None:
     Refusal: INVALID_PARAMETER for `top_logprobs` without `logprobs`.
     """
     if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs", "needs logprobs: true")
+        raise refuse_parameter("top_logprobs", "needs logprobs: true")
 
 
 def _max_tokens(body: bodies.Sampled) -> int | None:
@@ -287,12 +292,7 @@ def _message(where: str, message: bodies.ChatMessage) -> Mapping[str, object]:
     """A message in the form of chat templates: role, text content, and the name where the message has one."""
     content = message.content
     if content is None and message.role != "assistant":
-        raise invalid(f"{where}.content", "a message needs content")
+        raise refuse_parameter(f"{where}.content", "a message needs content")
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     return as_message(message.role, content or "", message.name)
-
-
-def invalid(param: str, why: str) -> Refusal:
-    """The refusal of a field's value."""
-    return Refusal("INVALID_PARAMETER", f"{param}: {why}", param=param)

@@ -132,6 +132,11 @@ def refuse_value(place: Sequence[str], why: str, message: str = "", **details: A
     return Refusal("VALIDATION_ERROR", message or why, **details, errors=errors)
 
 
+def refuse_parameter(param: str, why: str, **details: Any) -> Refusal:
+    """INVALID_PARAMETER for the value of a parameter, or for the value at a place, as `input[0]`."""
+    return Refusal("INVALID_PARAMETER", f"{param}: {why}", param=param, **details)
+
+
 def refusal(faults: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> Refusal:
     """VALIDATION_ERROR with the first fault in its message and the first 20 in its details.
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from steerserve.errors import Refusal
 from steerserve.messages import Message
 from steerserve.parts.part import BodyField, Part, Resident, Sent
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.inference.names import GGUF
 from steerserve.rules.saes.sites import EMBED, LOGITS, PATTERN, READABLE
 from steerserve.rules.steering import interventions
@@ -225,16 +226,16 @@ def parse_sites(
     for place, one in enumerate(asked):
         where = f"{field}[{place}]"
         if one.site not in known:
-            raise _refused(f"{where}.site", f"must be one of {', '.join(known)}")
+            raise refuse_parameter(f"{where}.site", f"must be one of {', '.join(known)}")
         if one.site == LOGITS and one.layers is not None:
-            raise _refused(f"{where}.layers", "the logits belong to no layer")
+            raise refuse_parameter(f"{where}.layers", "the logits belong to no layer")
         if one.site != LOGITS and one.layers is None:
-            raise _refused(f"{where}.layers", "name the layers of the site, or all")
+            raise refuse_parameter(f"{where}.layers", "name the layers of the site, or all")
         layers = None
         if isinstance(one.layers, list):
             layers = _unlike(one.layers, f"{where}.layers")
         if layers is not None and one.site == EMBED and layers != (0,):
-            raise _refused(f"{where}.layers", "the token embedding is at layer 0")
+            raise refuse_parameter(f"{where}.layers", "the token embedding is at layer 0")
         heads = None if one.heads is None else _unlike(one.heads, f"{where}.heads")
         sites.append((one.site, layers, heads))
     return tuple(sites)
@@ -252,20 +253,20 @@ def place_sites(asked: Sequence[SiteAsked], model: ModelFacts, field: str) -> tu
         if model.readable and site not in model.readable:
             has = ", ".join(model.readable)
             why = f"this model has no {site} ({READABLE[site]}); it has {has}"
-            raise _refused(f"{where}.site", why, sites=list(model.readable))
+            raise refuse_parameter(f"{where}.site", why, sites=list(model.readable))
         every = model.readable.get(site, ())
         for layer in layers or ():
             if layer >= model.layers:
                 why = f"{layer} is outside [0, {model.layers})"
-                raise _refused(f"{where}.layers", why, layers=model.layers)
+                raise refuse_parameter(f"{where}.layers", why, layers=model.layers)
             if layer not in every:
                 why = f"layer {layer} of this model has no {site}; the layers {_spelled(every)} have it"
-                raise _refused(f"{where}.layers", why, layers=list(every))
+                raise refuse_parameter(f"{where}.layers", why, layers=list(every))
         at = (None,) if site == LOGITS else layers or every
         sites += (RawSite(where, site, layer, heads) for layer in at)
     if len(sites) > SITES_MAXIMUM:
         why = f"{len(sites)} sites at all layers; at most {SITES_MAXIMUM}"
-        raise _refused(field, why, maximum=SITES_MAXIMUM)
+        raise refuse_parameter(field, why, maximum=SITES_MAXIMUM)
     return tuple(sites)
 
 
@@ -291,9 +292,5 @@ def _unlike(numbers: Sequence[int], where: str) -> tuple[int, ...]:
     """The numbers, no two of which are the same."""
     for place, number in enumerate(numbers):
         if number in numbers[:place]:
-            raise _refused(f"{where}[{place}]", f"{number} is there twice")
+            raise refuse_parameter(f"{where}[{place}]", f"{number} is there twice")
     return tuple(numbers)
-
-
-def _refused(where: str, why: str, **details: object) -> Refusal:
-    return Refusal("INVALID_PARAMETER", f"{where}: {why}", param=where, **details)

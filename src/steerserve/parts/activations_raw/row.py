@@ -21,6 +21,7 @@ from steerserve.parts.activations_raw.form import (
     RawValues,
 )
 from steerserve.parts.row_part import Copied, Read, Reader, RowFacts, RowPart
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.saes.sites import LOGITS, PATTERN
 from steerserve.rules.steering.positions import missing, most_generated
 from steerserve.worker import memory
@@ -119,10 +120,9 @@ class RawRow(RowPart):
         if before:
             what += f", and {before} bytes of the choices before it"
         if before + size > form.max_bytes:
-            raise Refusal(
-                "INVALID_PARAMETER",
-                f"{FIELD}: {what}; at most {form.max_bytes} for a request (ACTIVATIONS_RAW_MAX_MB)",
-                param=FIELD,
+            raise refuse_parameter(
+                FIELD,
+                f"{what}; at most {form.max_bytes} for a request (ACTIVATIONS_RAW_MAX_MB)",
                 positions=positions,
                 numbers=numbers,
                 bytes=before + size,
@@ -358,9 +358,7 @@ def _check_site(one: RawSite, facts: RowFacts) -> None:
     try:
         facts.sites([_place(one)], True)
     except Refusal as refusal:
-        where = f"{one.where}.site"
-        why = f"{where}: {refusal.message}"
-        raise Refusal("INVALID_PARAMETER", why, **{**refusal.details, "param": where}) from None
+        raise refuse_parameter(f"{one.where}.site", refusal.message, **refusal.details) from None
 
 
 def _check_positions(form: RawReads, size: int) -> None:
@@ -370,8 +368,8 @@ def _check_positions(form: RawReads, size: int) -> None:
     at = missing(form.positions, size)
     if at is not None:
         where = f"{FIELD}.positions.prompt_positions"
-        why = f"{where}: the prompt has no position {at}; it has {size} tokens"
-        raise Refusal("INVALID_PARAMETER", why, param=where, prompt_tokens=size)
+        why = f"the prompt has no position {at}; it has {size} tokens"
+        raise refuse_parameter(where, why, prompt_tokens=size)
 
 
 def _columns(one: RawSite, site: Site) -> Tensor | None:
@@ -385,11 +383,10 @@ def _columns(one: RawSite, site: Site) -> Tensor | None:
     where = f"{one.where}.heads"
     for head in one.heads:
         if not site.heads:
-            why = f"{where}: {site.name} of this model is not divided into heads"
-            raise Refusal("INVALID_PARAMETER", why, param=where)
+            raise refuse_parameter(where, f"{site.name} of this model is not divided into heads")
         if head >= site.heads:
-            why = f"{where}: {head} is outside [0, {site.heads})"
-            raise Refusal("INVALID_PARAMETER", why, param=where, heads=site.heads)
+            why = f"{head} is outside [0, {site.heads})"
+            raise refuse_parameter(where, why, heads=site.heads)
     if site.name == PATTERN:
         return torch.tensor(one.heads)
     size = site.width // site.heads

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from steerserve.errors import Refusal
 from steerserve.messages import Distribution, Message, without_blanks
 from steerserve.parts.part import BodyField, Part, Sent
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.inference.names import OUTPUT_LOGPROBS, RESPONSES
 from steerserve.rules.text_offsets import place_tokens
 
@@ -72,12 +72,11 @@ class LogprobsPart(Part[Logprobs, list[WrittenToken]]):
             top = body.get("top_logprobs")
             if OUTPUT_LOGPROBS in (body.get("include") or ()):
                 if asked is not None:
-                    why = f"include: log-probabilities cannot be combined with {FIELD}"
-                    raise Refusal("INVALID_PARAMETER", why, param="include")
+                    why = f"log-probabilities cannot be combined with {FIELD}"
+                    raise refuse_parameter("include", why)
                 return PlannedLogprobs(Logprobs(top or 0, True, False, most), is_inside=True)
             if top:
-                why = f"top_logprobs: needs include: [{OUTPUT_LOGPROBS!r}]"
-                raise Refusal("INVALID_PARAMETER", why, param="top_logprobs")
+                raise refuse_parameter("top_logprobs", f"needs include: [{OUTPUT_LOGPROBS!r}]")
         if asked is None:
             return None
         of = asked.of or ["steered"]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from steerserve.errors import Refusal
 from steerserve.messages import Distribution
-from steerserve.parts.logprobs.form import Logprobs, WrittenToken
+from steerserve.parts.logprobs.form import FIELD, Logprobs, WrittenToken
 from steerserve.parts.row_part import RowFacts, RowPart
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.worker.rows.distributions import distributions
 
 
@@ -25,11 +25,10 @@ class LogprobsRow(RowPart):
         entries = facts.rows * facts.max_tokens * (form.has_steered + form.has_plain)
         entries *= form.top + 1
         if entries > form.max_entries:
-            raise Refusal(
-                "INVALID_PARAMETER",
-                f"return_logprobs: the answer may have {entries} log-probabilities; at most {form.max_entries}; "
+            raise refuse_parameter(
+                FIELD,
+                f"the answer may have {entries} log-probabilities; at most {form.max_entries}; "
                 "ask for a smaller max_tokens or top",
-                param="return_logprobs",
                 entries=entries,
                 max_entries=form.max_entries,
             )

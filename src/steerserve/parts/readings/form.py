@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from steerserve.errors import Refusal
 from steerserve.messages import Message
 from steerserve.parts.part import BodyField, Lookups, Part, Resident, Sent
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.steering.named_directions import NamedDirection, is_probe
 from steerserve.rules.steering.placing import check_fits
 from steerserve.rules.steering.vector import Direction
@@ -58,7 +58,7 @@ class ReadingsPart(Part[Readings, list[float]]):
             where = f"{FIELD}[{place}]"
             is_probe(where, name)
             if name in named[:place]:
-                raise Refusal("INVALID_PARAMETER", f"{where}: is there twice", param=where)
+                raise refuse_parameter(where, "is there twice")
         return tuple(named)
 
     async def resolve(self, asked: Sequence[str], look: Lookups) -> PlannedReadings:
@@ -73,8 +73,8 @@ class ReadingsPart(Part[Readings, list[float]]):
             INVALID_INTERVENTION for a direction without length.
         """
         if len(asked.named) > DIRECTIONS_MAXIMUM:
-            why = f"{FIELD}: {len(asked.named)} directions; at most {DIRECTIONS_MAXIMUM}"
-            raise Refusal("INVALID_PARAMETER", why, param=FIELD, maximum=DIRECTIONS_MAXIMUM)
+            why = f"{len(asked.named)} directions; at most {DIRECTIONS_MAXIMUM}"
+            raise refuse_parameter(FIELD, why, maximum=DIRECTIONS_MAXIMUM)
         for one in asked.named:
             check_fits(one.where, one.direction, resident.model)
         return asked

@@ -15,6 +15,7 @@ from steerserve.errors import Refusal
 from steerserve.parts.registry import body_fields, parts
 from steerserve.rules import near_names
 from steerserve.rules.bounds import UNUSED_FIELDS
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.inference.known_fields import Known, OfType
 from steerserve.rules.inference.names import (
     CHAT,
@@ -371,8 +372,7 @@ def unused(route: str, body: Mapping[str, object]) -> list[str]:
             found = islice(_unknown(field, body.get(field), known), UNUSED_FIELDS + 1)
             locations += [one.where for one in found]
             if len(locations) > UNUSED_FIELDS:
-                why = f"{field}: at most {UNUSED_FIELDS} fields that are not used"
-                raise Refusal("INVALID_PARAMETER", why, param=field)
+                raise refuse_parameter(field, f"at most {UNUSED_FIELDS} fields that are not used")
     if is_scoring(body):
         locations += [
             name for name, idle in _IDLE_IN_SCORING if body.get(name) not in (None, *idle)

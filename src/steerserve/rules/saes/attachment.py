@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_parameter
 from steerserve.rules.saes import sites as sae_sites
 from steerserve.rules.saes.sites import EMBED, RESID_POST, SITES
 
@@ -74,10 +75,9 @@ class SaeChoice:
             return first
         # the layer tells one SAE at two layers apart, the ids tell several SAEs apart
         part = "layer" if len({sae.sae_id for sae in fitting}) == 1 else "sae_id"
-        raise Refusal(
-            "INVALID_PARAMETER",
-            f"{part}: must be given, because several attached SAEs could be meant",
-            param=part,
+        raise refuse_parameter(
+            part,
+            "must be given, because several attached SAEs could be meant",
             attached=[{"sae_id": one.sae_id, "layer": one.layer} for one in attached],
         )
 
