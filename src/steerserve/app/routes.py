@@ -15,13 +15,10 @@ from steerserve.nouns.noun import Noun
 from steerserve.nouns.registry import nouns, own_nouns
 from steerserve.nouns.runs.noun import RUNS
 from steerserve.openai import batches as batch_routes
-from steerserve.openai import chat as chat_routes
-from steerserve.openai import completions as completion_routes
-from steerserve.openai import embeddings as embedding_routes
 from steerserve.openai import files as file_routes
+from steerserve.openai import inference as inference_routes
 from steerserve.openai import models as v1_model_routes
 from steerserve.openai import render
-from steerserve.openai import responses as response_routes
 from steerserve.openai.batch_lines import BatchLines
 from steerserve.openai.intake import Intake
 
@@ -32,15 +29,10 @@ def inference(owners: Owners) -> list[APIRouter]:
     parts = render.AnswerParts(owners.generation, owners.settings, owners.metrics, runs)
     intake = Intake(owners.settings, owners.served, owners.profiles, owners.body_reader)
     runs.read_requests_by(intake.again)
-    answering = [
-        chat_routes.router(intake, parts),
-        completion_routes.router(intake, parts),
-        response_routes.router(intake, parts),
-        embedding_routes.router(intake, parts),
-    ]
+    answering = inference_routes.router(intake, parts)
     owners.batches.run_lines_by(BatchLines(answering, intake))
     return [
-        *answering,
+        answering,
         batch_routes.router(owners.batches, owners.body_reader, owners.settings),
         file_routes.router(owners.batches, owners.settings),
         v1_model_routes.router(owners.served),

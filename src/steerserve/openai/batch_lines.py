@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import cast
 
 import structlog
@@ -29,13 +29,12 @@ _HEADERS = ((b"content-type", b"application/json"), (b"x-service-load-policy", b
 
 
 class BatchLines:
-    """Runs lines. `routers` are those of the endpoints."""
+    """Runs lines. `router` has the endpoints."""
 
-    def __init__(self, routers: Iterable[APIRouter], intake: Intake) -> None:
-        routes = [route for router in routers for route in router.routes]
+    def __init__(self, router: APIRouter, intake: Intake) -> None:
         self._answers: dict[str, Answer] = {
             route.path: cast(Answer, route.endpoint)
-            for route in routes
+            for route in router.routes
             if isinstance(route, APIRoute) and route.path in ENDPOINTS
         }
         self._intake = intake

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a chat in the form of the Responses API. No response is stored."""
+"""Writes the answer to a chat in the form of the Responses API. No response is stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
-from fastapi import APIRouter, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from steerserve.control.inference.asked import Asked
@@ -14,36 +14,21 @@ from steerserve.errors import Refusal
 from steerserve.http.disconnect import unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, with_waits
 from steerserve.messages import Piece
-from steerserve.openai import answers, bodies, render
-from steerserve.openai.intake import Accepted, Intake
+from steerserve.openai import bodies, render
+from steerserve.openai.intake import Accepted
 from steerserve.openai.render import AnswerParts, Opened
-from steerserve.openai.response_body import as_sent, named_as_sent
+from steerserve.openai.response_body import as_sent
 from steerserve.openai.response_shape import Events, ResponseShape, status_of
 from steerserve.openai.shape import AnswerChoice, beside, service
 
 
-def router(intake: Intake, parts: AnswerParts) -> APIRouter:
-    routes = APIRouter(tags=["inference"])
-
-    @routes.post(
-        "/v1/responses",
-        responses=answers.streamed(answers.ResponseObject),
-        openapi_extra=bodies.documented(bodies.ResponseBody),
-    )
-    async def response(request: Request) -> Response:
-        with named_as_sent():
-            accepted, body = await intake.response(request)
-            return await _answer(request, accepted, body, parts)
-
-    return routes
-
-
-async def _answer(
+async def answer(
     request: Request,
     accepted: Accepted,
     body: bodies.ResponseBody,
     parts: AnswerParts,
 ) -> Response:
+    """The response to a request, whole or as the events of a stream."""
     asked = accepted.asked
 
     async def respond(stack: AsyncExitStack, opened: Opened) -> Response:
