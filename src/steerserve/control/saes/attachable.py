@@ -135,7 +135,7 @@ async def complete(catalog: Catalog, members: Sequence[tuple[str, int]]) -> dict
             reason = reason or (_several(units) if units else None)
         if reason is not None:
             offenders.append(Offender(sae_id, layer, reason))
-    sae_set.check_complete(offenders)
+    sae_set.check_members(offenders, "SAE_SET_INCOMPLETE")
     return rows
 
 

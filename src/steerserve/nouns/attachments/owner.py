@@ -144,12 +144,13 @@ class Attachments:
             verdicts = {
                 key: attachable.verdict(resident, wanted) for key, wanted in missing.items()
             }
-            sae_set.check_compatible(
+            sae_set.check_members(
                 [
                     Offender(wanted.sae.id, wanted.layer, "; ".join(verdicts[key].errors))
                     for key, wanted in missing.items()
                     if not verdicts[key].is_compatible
-                ]
+                ],
+                "SAE_INCOMPATIBLE",
             )
             await self._check_memory(resident, list(missing.values()))
             async with self._undoing(resident) as made:

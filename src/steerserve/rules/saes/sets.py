@@ -96,28 +96,15 @@ def check_files(sae_id: str, status: str, error_message: str | None, action: str
         raise Refusal(code, message, sae_id=sae_id, status=status)
 
 
-def check_complete(offenders: Sequence[Offender]) -> None:
-    """Refuse a set with missing members.
+def check_members(offenders: Sequence[Offender], code: str) -> None:
+    """Refuse a set with members that are missing, or that do not fit the model.
 
     Raises:
-        Refusal: SAE_SET_INCOMPLETE with every missing member.
+        Refusal: `code` with every such member.
     """
     if offenders:
-        raise Refusal(
-            "SAE_SET_INCOMPLETE", _sentence(offenders), offenders=[o.details() for o in offenders]
-        )
-
-
-def check_compatible(offenders: Sequence[Offender]) -> None:
-    """Refuse a set with members that do not fit the model.
-
-    Raises:
-        Refusal: SAE_INCOMPATIBLE with every such member.
-    """
-    if offenders:
-        raise Refusal(
-            "SAE_INCOMPATIBLE", _sentence(offenders), offenders=[o.details() for o in offenders]
-        )
+        why = "; ".join(f"{o.sae_id} at layer {o.layer}: {o.reason}" for o in offenders)
+        raise Refusal(code, why, offenders=[o.details() for o in offenders])
 
 
 def check_memory(
@@ -168,7 +155,3 @@ def check_nodes(
     said = "; ".join(f"{name}: {why}" for name, why in sorted(nodes.items()))
     why = f"a replica has no room for the SAEs on its node; {said}"
     raise Refusal(worst.code, why, **(worst.details | {"node": node, "nodes": nodes}))
-
-
-def _sentence(offenders: Sequence[Offender]) -> str:
-    return "; ".join(f"{o.sae_id} at layer {o.layer}: {o.reason}" for o in offenders)
