@@ -98,8 +98,7 @@ def may_serve(view: View, model_id: int, name: str, *, may_load: bool = True) ->
         raise _not_resident(view, model_id, name)  # (7)
     if view.phase is Phase.LOADING and view.model_id == model_id:
         return Step.JOIN  # (2)
-    if view.phase in (Phase.LOADING, Phase.UNLOADING):
-        raise busy(view)  # (3)
+    _check_settled(view)  # (3)
     _check_lease(view, "swap", model_id)  # (4)
     if view.lock is not None and view.lock.model_id != model_id:
         raise view.lock.refusal(
@@ -132,8 +131,7 @@ def may_load(view: View, model_id: int) -> None:
     Raises:
         Refusal: MODEL_BUSY while a load or an unload runs, MODEL_ALREADY_LOADED, MODEL_LEASED by another holder.
     """
-    if view.phase in (Phase.LOADING, Phase.UNLOADING):
-        raise busy(view)
+    _check_settled(view)
     if view.phase is Phase.LOADED and view.model_id == model_id:
         raise Refusal("MODEL_ALREADY_LOADED", f"model {view.model_name!r} is already loaded")
     _check_lease(view, "load", model_id)
@@ -148,8 +146,7 @@ def may_unload(view: View, model_id: int) -> UnloadStep:
     """
     if is_loading(view, model_id):
         return UnloadStep.END_LOAD
-    if view.phase in (Phase.LOADING, Phase.UNLOADING):
-        raise busy(view)
+    _check_settled(view)
     if view.model_id != model_id:
         raise not_resident(view)
     _check_lease(view, "unload", model_id)
@@ -178,8 +175,7 @@ def may_change_replicas(view: View, model_id: int) -> None:
     Raises:
         Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_LOADED.
     """
-    if view.phase in (Phase.LOADING, Phase.UNLOADING):
-        raise busy(view)
+    _check_settled(view)
     if view.model_id != model_id:
         raise not_resident(view)
 
@@ -190,8 +186,7 @@ def may_lease(view: View, model_id: int, name: str) -> None:
     Raises:
         Refusal: MODEL_BUSY while a load or an unload runs, MODEL_NOT_RESIDENT.
     """
-    if view.phase in (Phase.LOADING, Phase.UNLOADING):
-        raise busy(view)
+    _check_settled(view)
     if view.model_id != model_id:
         resident = (view.model_name if view.phase is Phase.LOADED else None) or "none"
         raise Refusal(
@@ -247,6 +242,14 @@ def _check_lease(view: View, operation: str, model_id: int) -> None:
     """
     if view.lease is not None and not view.is_holder:
         raise leases.leased(view.lease, operation, model_id)
+
+
+def _check_settled(view: View) -> None:
+    """Raises:
+    Refusal: MODEL_BUSY while a load or an unload runs.
+    """
+    if view.phase in (Phase.LOADING, Phase.UNLOADING):
+        raise busy(view)
 
 
 def busy(view: View) -> Refusal:
