@@ -307,7 +307,7 @@ class Hub:
             raise Refusal(
                 "BREAKER_NOT_FOUND", f"the only breaker is {self.name}", available=[self.name]
             )
-        self._breaker = breaker.reset(self._breaker)
+        self._breaker = breaker.succeed(self._breaker)
         return self.breakers()[0]
 
     def succeeded(self) -> None:

@@ -33,9 +33,6 @@ PROBING = Breaker(failures=3, opened_at=100.0, is_probing=True, trips=1)
         (FAILING, "abandon", 500, FAILING),
         (OPEN, "abandon", 500, OPEN),
         (PROBING, "abandon", 500, OPEN),
-        (CLOSED, "reset", 500, CLOSED),
-        (OPEN, "reset", 110, CLOSED),
-        (PROBING, "reset", 110, CLOSED),
     ],
 )
 def test_every_transition(before: Breaker, event: str, now: float, after: Breaker | None) -> None:
@@ -44,7 +41,6 @@ def test_every_transition(before: Breaker, event: str, now: float, after: Breake
         "succeed": lambda: breaker.succeed(before),
         "fail": lambda: breaker.fail(before, LIMITS, now),
         "abandon": lambda: breaker.abandon(before),
-        "reset": lambda: breaker.reset(before),
     }[event]
     assert step() == after
 

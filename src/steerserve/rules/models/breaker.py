@@ -91,7 +91,7 @@ def enter(breaker: Breaker, limits: Limits, now: float) -> Breaker | None:
 
 
 def succeed(breaker: Breaker) -> Breaker:
-    """The breaker after a call was answered: closed, without failures."""
+    """The breaker after a call was answered, or after an operator closed it: closed, without failures."""
     return Breaker(trips=breaker.trips)
 
 
@@ -109,8 +109,3 @@ def fail(breaker: Breaker, limits: Limits, now: float) -> Breaker:
 def abandon(breaker: Breaker) -> Breaker:
     """The breaker after the caller gave up a probe. Its outcome is unknown, so another probe may be let through."""
     return replace(breaker, is_probing=False)
-
-
-def reset(breaker: Breaker) -> Breaker:
-    """The breaker after an operator closed it."""
-    return succeed(breaker)
