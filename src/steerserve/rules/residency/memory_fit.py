@@ -182,10 +182,7 @@ def _place_in(
     shares = _shares(needs, devices, _counts(len(needs.layers), proportions))
     if not all(share.fits for share in shares):
         raise _NoRoom(shares)
-    used = tuple(share for share in shares if share.layers)
-    labels = tuple(share.device.label for share in used for _ in range(share.layers))
-    mode = "shard" if len(used) > 1 else "single"
-    return PlacementPlan(mode, "configured_proportions", wanted.named, used, labels)
+    return _plan_of(shares, wanted, "configured_proportions")
 
 
 def _single(needs: Needs, device: Device, wanted: GpuRequest) -> PlacementPlan:
@@ -214,10 +211,17 @@ def _shard(
             unused_devices=unused,
             mapped_mb_by_device={s.device.label: s.weights_mb for s in shares},
         )
+    return _plan_of(shares, wanted, reason, passes)
+
+
+def _plan_of(
+    shares: Sequence[Share], wanted: GpuRequest, reason: str, passes: int = 0
+) -> PlacementPlan:
+    """The plan with the devices that get layers."""
     used = tuple(share for share in shares if share.layers)
-    labels = tuple(share.device.label for share in used for _ in range(share.layers))
     if len(used) == 1:
         return PlacementPlan("single", reason, wanted.named, used, (used[0].device.label,), passes)
+    labels = tuple(share.device.label for share in used for _ in range(share.layers))
     return PlacementPlan("shard", reason, wanted.named, used, labels, passes)
 
 
