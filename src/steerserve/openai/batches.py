@@ -12,6 +12,7 @@ from steerserve.control.steering.reading import DocumentReader
 from steerserve.openai import answers, bodies
 from steerserve.openai.files import listed
 from steerserve.openai.intake import client_of, header, read_json
+from steerserve.openai.response_shape import usage_of
 from steerserve.rules.inference import fields
 from steerserve.rules.inference.batches import seconds
 from steerserve.settings import Settings
@@ -104,11 +105,5 @@ def shown(row: BatchRow) -> dict[str, object]:
             "failed": row.failed,
         },
         "metadata": row.metadata,
-        "usage": {
-            "input_tokens": row.input_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": row.output_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": row.input_tokens + row.output_tokens,
-        },
+        "usage": usage_of(row.input_tokens, row.output_tokens),
     }

@@ -44,13 +44,7 @@ class ResponseShape:
     def whole(self, choice: AnswerChoice, prompt_tokens: int, **more: object) -> dict[str, object]:
         """The response that is complete, or that the token limit has cut. `more` has what the service adds."""
         status = status_of(choice)
-        usage = {
-            "input_tokens": prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": choice.tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt_tokens + choice.tokens,
-        }
+        usage = usage_of(prompt_tokens, choice.tokens)
         return self._response(status, [self.item(status, choice)], usage) | more
 
     def failed(self, choice: AnswerChoice, error: dict[str, object]) -> dict[str, object]:
@@ -134,6 +128,17 @@ class Events:
     def of_text(self, kind: str, **fields: object) -> bytes:
         """An event about the text of the message."""
         return self.write(kind, **self._item, **fields)
+
+
+def usage_of(input_tokens: int, output_tokens: int) -> dict[str, object]:
+    """The tokens of a response, or of all lines of a batch."""
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": input_tokens + output_tokens,
+    }
 
 
 def status_of(choice: AnswerChoice) -> str:
