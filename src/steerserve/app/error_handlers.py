@@ -21,6 +21,7 @@ from steerserve.app.meter import is_counted
 from steerserve.control import retry
 from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
+from steerserve.http.disconnect import answer_nobody
 from steerserve.http.guards import BodyRefused
 from steerserve.openai import render
 from steerserve.rules import field_faults, near_names
@@ -50,7 +51,7 @@ class Refusals:
         app.add_exception_handler(Refusal, self._on_refusal)
         app.add_exception_handler(RequestValidationError, self._on_invalid)
         app.add_exception_handler(HTTPException, self._on_http)
-        app.add_exception_handler(ClientDisconnect, _on_client_gone)
+        app.add_exception_handler(ClientDisconnect, answer_nobody)
         app.add_exception_handler(Exception, self._on_bug)
 
     def answer(self, path: str, refusal: Refusal) -> Response:
@@ -133,8 +134,3 @@ class Refusals:
     async def _on_bug(self, request: Request, _: Exception) -> Response:
         refusal = Refusal("INTERNAL_ERROR", "an error inside the service; its log says more")
         return self.answer(request.scope["path"], refusal)
-
-
-async def _on_client_gone(_: Request, __: Exception) -> Response:
-    """A client that leaves while it sends its body cannot read an answer, so the answer is empty."""
-    return Response(status_code=499)

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 Result = TypeVar("Result")
 
 
-class Disconnected(Exception):
-    """The client went away, so nobody waits for the answer."""
+async def answer_nobody(_: Request, __: Exception) -> Response:
+    """The answer where a client went away. It is empty, because the client cannot read it."""
+    return Response(status_code=499)
 
 
 async def unless_disconnected(request: Request, work: Coroutine[object, object, Result]) -> Result:
@@ -20,14 +22,14 @@ async def unless_disconnected(request: Request, work: Coroutine[object, object, 
     must have been read before.
 
     Raises:
-        Disconnected: the client went away.
+        ClientDisconnect: the client went away.
     """
     working = asyncio.create_task(work)
     watching = asyncio.create_task(_gone(request))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Disconnected
+            raise ClientDisconnect
         return working.result()
     finally:
         for task in (working, watching):

@@ -22,7 +22,7 @@ from steerserve.control.inference.generate import Generation, Run
 from steerserve.control.inference.positions import late_parts, with_own_chunks
 from steerserve.control.metrics import Metrics
 from steerserve.errors import Refusal
-from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.http.disconnect import unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
 from steerserve.messages import Embedded, Outcome, Piece, Scored, Started
 from steerserve.nouns.runs.owner import Runs
@@ -114,9 +114,6 @@ async def serve(
     try:
         opened = await unless_disconnected(request, _start(stack, accepted, parts))
         return await respond(stack, opened)
-    except Disconnected:
-        await stack.aclose()
-        return Response(status_code=499)
     except BaseException:
         await stack.aclose()
         raise

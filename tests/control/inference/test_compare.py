@@ -7,9 +7,11 @@ import json
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.requests import ClientDisconnect
 
 from steerserve.api.inference import compare as routes
 from steerserve.errors import Refusal
+from steerserve.http.disconnect import answer_nobody
 from tests.control.conftest import Make, refused
 from tests.doubles import World
 from tests.scripted_engine import Stream
@@ -23,6 +25,7 @@ class Client:
 
     def __init__(self, world: World, body: Any = BODY) -> None:
         app = FastAPI()
+        app.add_exception_handler(ClientDisconnect, answer_nobody)
         app.include_router(routes.router(world.compare, world.settings))
         self._app = app
         self._body = json.dumps(body).encode()

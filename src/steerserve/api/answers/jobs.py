@@ -13,7 +13,7 @@ from steerserve.api.envelope import success
 from steerserve.control.inference.views import JobAnswer, JobRecord, JobResult
 from steerserve.control.jobs import Job
 from steerserve.errors import Refusal
-from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.http.disconnect import unless_disconnected
 
 Wait = Annotated[bool, Query(description="Answer once the job is over.")]
 
@@ -42,22 +42,18 @@ async def answered(job: Job, request: Request, *, wait: bool) -> Response:
     """
     if not wait:
         return begun(job)
-    if not await is_over(job, request):
-        return Response(status_code=499)
+    await until_over(job, request)
     return success(JobAnswer(record(job)))
 
 
-async def is_over(job: Job, request: Request) -> bool:
-    """Wait until the job is over. Returns False when the client left before.
+async def until_over(job: Job, request: Request) -> None:
+    """Wait until the job is over.
 
     Raises:
+        ClientDisconnect: the client left before.
         Refusal: the refusal that ended the job, with the id of the job.
     """
-    try:
-        await unless_disconnected(request, job.over.wait())
-    except Disconnected:
-        return False
+    await unless_disconnected(request, job.over.wait())
     if job.refusal is not None:
         why = job.refusal
         raise Refusal(why.code, why.message, param=why.param, **{**why.details, "job_id": job.id})
-    return True

@@ -40,7 +40,7 @@ from steerserve.control.inference.views import (
 )
 from steerserve.control.models.served import ServedModel
 from steerserve.errors import Refusal
-from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.http.disconnect import unless_disconnected
 from steerserve.http.event_stream import COMMENT, EventStream, event, with_waits
 from steerserve.messages import Piece
 from steerserve.nouns.steering.routes import Value, texts
@@ -137,10 +137,7 @@ def router(compare: Compare, settings: Settings) -> APIRouter:
         asked = _asked(body, settings, request)
         if body.stream:
             return await _streamed(compare, settings, asked, model, request)
-        try:
-            compared = await unless_disconnected(request, compare.run(asked, model))
-        except Disconnected:
-            return Response(status_code=499)
+        compared = await unless_disconnected(request, compare.run(asked, model))
         return success(
             Comparison(
                 model=compared.model,
@@ -165,9 +162,6 @@ async def _streamed(
     opening = stack.enter_async_context(compare.open(asked, model))
     try:
         comparing = await unless_disconnected(request, opening)
-    except Disconnected:
-        await stack.aclose()
-        return Response(status_code=499)
     except BaseException:
         await stack.aclose()
         raise

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from steerserve.api.answers import Answer
-from steerserve.api.answers.jobs import BEGUN, Wait, begun, is_over
+from steerserve.api.answers.jobs import BEGUN, Wait, begun, until_over
 from steerserve.api.envelope import RequestBody, success
 from steerserve.api.inference.tokens import Conversation, Written, client_of, text_or_chat
 from steerserve.control.jobs import Job
@@ -84,8 +84,7 @@ def router(
         while isinstance(found := await promotions.search(sae_id, query, body.limit), Job):
             if not wait:
                 return begun(found)
-            if not await is_over(found, request):
-                return Response(status_code=499)
+            await until_over(found, request)
             if found.facts.state == "cancelled":
                 return begun(found)
         return await answered(found)

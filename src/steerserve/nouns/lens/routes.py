@@ -18,7 +18,7 @@ from steerserve.api.inference.tokens import Conversation, Id, Written, client_of
 from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.texts import prompt_of
-from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.http.disconnect import unless_disconnected
 from steerserve.nouns.lens.form import AttributionAnswer, LensAnswer
 from steerserve.nouns.lens.owner import Lenses
 from steerserve.nouns.lens.rules import LOGIT, AttributedPositions, AttributionMethod, check_method
@@ -120,7 +120,4 @@ def router(lenses: Lenses, speller: Speller, settings: Settings) -> APIRouter:
 
 async def _answered(request: Request, answer: Coroutine[object, object, Form]) -> Response:
     """The answer. The work for it ends early when the client goes away."""
-    try:
-        return success(await unless_disconnected(request, answer))
-    except Disconnected:
-        return Response(status_code=499)
+    return success(await unless_disconnected(request, answer))

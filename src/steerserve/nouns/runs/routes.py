@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from steerserve.api.answers import Answer
 from steerserve.api.envelope import NDJSON, import_body, media_of, success
 from steerserve.api.inference.tokens import client_of
-from steerserve.http.disconnect import Disconnected, unless_disconnected
+from steerserve.http.disconnect import unless_disconnected
 from steerserve.nouns.runs.form import DeletedRun, ImportedRuns, RunList
 from steerserve.nouns.runs.owner import Runs
 from steerserve.nouns.runs.rules import Replayed, ShownRun
@@ -76,9 +76,6 @@ def router(runs: Runs, settings: Settings) -> APIRouter:
         """Make a recorded answer again on the loaded model, with the steering and the seed that it had, and compare the
         two. The live steering stays as it is."""
         replaying = runs.replay(request_id, client_of(request, settings))
-        try:
-            return success(await unless_disconnected(request, replaying))
-        except Disconnected:
-            return Response(status_code=499)
+        return success(await unless_disconnected(request, replaying))
 
     return routes
