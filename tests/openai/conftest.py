@@ -16,7 +16,8 @@ import httpx2
 import pytest
 import torch
 from tokenizers import normalizers
-from transformers import AutoModel, BertConfig
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BertConfig
 from transformers.utils import logging as transformers_logging
 
 from steerserve import demo
@@ -29,6 +30,7 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 POISON = "~"
 """A character whose embedding in the model `poisoned` is NaN, so the logits after this character are NaN too."""
 
@@ -103,6 +105,39 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
         for name in made.folders:
             made.register(name)
         yield made
+
+
+@pytest.fixture
+def tiny(zoo: Zoo) -> Running:
+    """The service whose resident model is a random one in float32."""
+    zoo.load("tiny")
+    return zoo.live
+
+
+class Truth:
+    """A checkpoint as transformers runs it in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def ids(self, prompt: str, *, special: bool = True) -> list[int]:
+        return list(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
+
+    def logits(self, ids: list[int]) -> Tensor:
+        """Logits [T, vocabulary] after each token."""
+        with torch.inference_mode():
+            found: Tensor = self.model(input_ids=torch.tensor([ids])).logits[0].float()
+        return found
+
+    def text(self, token: int) -> str:
+        return str(self.tokenizer.decode([token]))
+
+
+@pytest.fixture(scope="session")
+def truth(zoo: Zoo) -> Truth:
+    """What `tiny` is."""
+    return Truth(zoo.folders["tiny"])
 
 
 def poison(folder: Path) -> None:
@@ -192,7 +227,30 @@ def asked(live: Running, path: str, body: dict[str, Any], address: str) -> httpx
         return client.post(path, json=body)
 
 
+def greedy(path: str, count: int, **fields: Any) -> dict[str, Any]:
+    """A request for a greedy text of so many tokens, at a route that writes."""
+    prompts: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": [{"role": "user", "content": "Tell me about the sea"}]},
+        TEXT: {"prompt": "The boats came back to the"},
+        RESPONSES: {"input": "Tell me about the sea"},
+    }
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    return {"model": demo.MODEL_NAME, "temperature": 0, limit: count} | prompts[path] | fields
+
+
 def payload(line: str) -> Any:
     """The object in one line of a stream, or the word that ends the stream."""
     text = line.removeprefix("data: ")
     return text if text == "[DONE]" else json.loads(text)
+
+
+def piece_of(event: dict[str, Any]) -> str:
+    """The text in one event of a stream of one choice."""
+    (choice,) = event["choices"] or [{}]
+    return str(choice.get("text") or choice.get("delta", {}).get("content") or "")
+
+
+def pieces(answer: httpx2.Response) -> Iterator[str]:
+    """The text of each event of a stream of one choice, as it comes."""
+    events = (payload(line) for line in answer.iter_lines() if line)
+    return (piece_of(event) for event in events if event != "[DONE]")

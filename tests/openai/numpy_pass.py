@@ -144,6 +144,13 @@ def ask(
     return chunks[0]["id"], text
 
 
+def events(live: Running, sensing: str, **query: Any) -> list[dict[str, Any]]:
+    """The events that a route of sensing lists, newest first."""
+    asked = "&".join(f"{name}={value}" for name, value in ({"limit": 500} | query).items())
+    found: list[dict[str, Any]] = live.data("GET", f"{sensing}/events?{asked}")["events"]
+    return found
+
+
 def of_request(found: list[dict[str, Any]], request_id: str) -> list[dict[str, Any]]:
     """The events of one request, oldest first."""
     return [event for event in reversed(found) if event["request_id"] == request_id]

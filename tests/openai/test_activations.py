@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from steerserve import demo
 from steerserve.worker.sae import formats
 from steerserve.worker.sae.canonical import Sae
+from tests.openai.conftest import piece_of
 from tests.service import Running, add_sae
 from tests.worker.saes import source
 
@@ -91,11 +91,8 @@ class Truth:
 
 
 @pytest.fixture(scope="module")
-def truth() -> Iterator[Truth]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Truth()
-    torch.set_num_threads(threads)
+def truth() -> Truth:
+    return Truth()
 
 
 def check(position: dict[str, Any], expected: Tensor, count: int) -> None:
@@ -259,14 +256,6 @@ def by_chunk(event: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     assert set(told) == {"sae_id", "layer", "read_point", "positions"}
     return list(told["positions"])
-
-
-def piece_of(event: dict[str, Any]) -> str:
-    """The text in one chunk of a stream."""
-    choices = event["choices"]
-    if not choices:
-        return ""
-    return str(choices[0].get("text") or choices[0].get("delta", {}).get("content", ""))
 
 
 @pytest.mark.parametrize(

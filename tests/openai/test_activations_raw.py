@@ -9,23 +9,15 @@ from typing import Any
 
 import pytest
 
-from steerserve import demo
+from tests.openai.conftest import CHAT, RESPONSES, TEXT, greedy
 from tests.service import Running
 
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 FIELD = "return_activations_raw"
 SITES = [{"site": "resid_post", "layers": [1, 2]}]
 
 
 def asked(path: str, sites: list[dict[str, Any]] = SITES, **fields: Any) -> dict[str, Any]:
-    text = {
-        CHAT: {"messages": [{"role": "user", "content": "Tell me about the sea"}]},
-        TEXT: {"prompt": "The boats came back to the"},
-        RESPONSES: {"input": "Tell me about the sea"},
-    }[path]
-    count = "max_output_tokens" if path == RESPONSES else "max_tokens"
-    body = {"model": demo.MODEL_NAME, "temperature": 0, count: 4}
-    return body | text | {FIELD: {"sites": sites, **fields}}
+    return greedy(path, 4, **{FIELD: {"sites": sites, **fields}})
 
 
 def numbers(entry: dict[str, Any]) -> list[float]:

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx2
 import pytest
 
 from steerserve import demo
 from tests.circuits import HIGH, LOW, activated, attach, feature, imported
+from tests.openai.steering import DIAL, STATE, chat, words
 from tests.service import Running
 
-RUNG, INTENSITY = "x-service-circuit-rung", "x-service-steering-intensity"
-STATE = "x-service-steering-state"
+RUNG = "x-service-circuit-rung"
 PROOF = demo.proof()
-
-
-def asked(live: Running, **fields: Any) -> httpx2.Response:
-    body = {
-        "model": demo.MODEL_NAME,
-        "messages": [{"role": "user", "content": "Tell me a story."}],
-        "max_tokens": 8,
-        "temperature": 0,
-        **fields,
-    }
-    return live.post("/v1/chat/completions", body)
-
-
-def told(answer: httpx2.Response) -> str:
-    return str(answer.json()["choices"][0]["message"]["content"])
 
 
 def strong(strength: float = PROOF["strength"]) -> dict[str, Any]:
@@ -60,20 +44,20 @@ def strong(strength: float = PROOF["strength"]) -> dict[str, Any]:
 def test_the_header_has_the_rung_and_its_phrase_while_the_circuit_steers(
     attached: Running, rung: int, header: str
 ) -> None:
-    assert RUNG not in asked(attached).headers
+    assert RUNG not in chat(attached).headers
     circuit_id = imported(attached, rung=rung)
     activated(attached, circuit_id, acknowledge_unvalidated=True)
-    answer = asked(attached)
+    answer = chat(attached)
     assert answer.headers[RUNG] == header
-    assert INTENSITY not in answer.headers
+    assert DIAL not in answer.headers
     attached.data("POST", f"/api/circuits/{circuit_id}/deactivate")
-    assert RUNG not in asked(attached).headers
+    assert RUNG not in chat(attached).headers
 
 
 @pytest.mark.shows("steering-dial.11")
 def test_a_stream_and_a_text_completion_have_the_header_too(attached: Running) -> None:
     activated(attached, imported(attached))
-    assert RUNG in asked(attached, stream=True).headers
+    assert RUNG in chat(attached, stream=True).headers
     body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1}
     assert RUNG in attached.post("/v1/completions", body).headers
 
@@ -83,24 +67,24 @@ def test_a_scoring_request_is_not_steered_and_has_no_header(
     attached: Running, fields: dict[str, Any]
 ) -> None:
     activated(attached, imported(attached))
-    assert RUNG not in asked(attached, **fields).headers
+    assert RUNG not in chat(attached, **fields).headers
 
 
 @pytest.mark.shows("steering-dial.6")
 def test_the_dial_scales_every_layer_of_the_circuit(attached: Running) -> None:
-    plain = told(asked(attached))
+    plain = words(chat(attached))
     activated(attached, imported(attached, **strong(2 * PROOF["strength"])))
-    full = asked(attached)
-    half = asked(attached, steering_intensity=0.5)
-    assert (half.headers[INTENSITY], half.headers[RUNG]) == ("0.5", full.headers[RUNG])
+    full = chat(attached)
+    half = chat(attached, steering_intensity=0.5)
+    assert (half.headers[DIAL], half.headers[RUNG]) == ("0.5", full.headers[RUNG])
     assert half.headers[STATE] != full.headers[STATE]
     attached.data("PUT", "/api/circuits/active/intensity", {"intensity": 0.5})
-    assert asked(attached).headers[STATE] == half.headers[STATE]
+    assert chat(attached).headers[STATE] == half.headers[STATE]
     # the dial is absolute: it does not scale what the operator has scaled already
-    again = asked(attached, steering_intensity=0.5)
-    assert (told(again), again.headers[STATE]) == (told(half), half.headers[STATE])
-    off = asked(attached, steering_intensity="off")
-    assert (told(off), off.headers[INTENSITY]) == (plain, "0")
+    again = chat(attached, steering_intensity=0.5)
+    assert (words(again), again.headers[STATE]) == (words(half), half.headers[STATE])
+    off = chat(attached, steering_intensity="off")
+    assert (words(off), off.headers[DIAL]) == (plain, "0")
     assert RUNG not in off.headers
 
 
@@ -110,7 +94,7 @@ def test_the_dial_is_held_within_the_declared_range(
     attached: Running, intensity: Any, echo: str
 ) -> None:
     activated(attached, imported(attached))
-    assert asked(attached, steering_intensity=intensity).headers[INTENSITY] == echo
+    assert chat(attached, steering_intensity=intensity).headers[DIAL] == echo
 
 
 @pytest.mark.shows("steering-dial.11")
@@ -118,9 +102,9 @@ def test_a_member_layer_without_its_sae_has_no_header(
     attached: Running, demo_saes: list[str]
 ) -> None:
     activated(attached, imported(attached))
-    assert RUNG in asked(attached).headers
+    assert RUNG in chat(attached).headers
     attached.data("POST", f"/api/saes/{demo_saes[1]}/detach")
-    assert RUNG not in asked(attached).headers
+    assert RUNG not in chat(attached).headers
 
 
 @pytest.mark.shows("steering-dial.1", "steering-dial.11")
@@ -131,14 +115,14 @@ def test_two_circuits_are_dialed_as_live_values_and_have_no_rung(attached: Runni
     for name, members in (("low", low), ("high", high)):
         circuit_id = imported(attached, name=name, members=members, **one)
         activated(attached, circuit_id, acknowledge_unvalidated=True)
-    followed, whole = asked(attached), asked(attached, steering_intensity=1)
+    followed, whole = chat(attached), chat(attached, steering_intensity=1)
     assert followed.headers[STATE] == whole.headers[STATE]
-    dialed = asked(attached, steering_intensity=0.5)
+    dialed = chat(attached, steering_intensity=0.5)
     assert dialed.headers[STATE] != followed.headers[STATE]
-    assert (whole.headers[INTENSITY], dialed.headers[INTENSITY]) == ("1", "0.5")
+    assert (whole.headers[DIAL], dialed.headers[DIAL]) == ("1", "0.5")
     for answer in (followed, whole, dialed):
         assert RUNG not in answer.headers
-    assert asked(attached, steering_intensity=0).headers[INTENSITY] == "0"
+    assert chat(attached, steering_intensity=0).headers[DIAL] == "0"
 
 
 @pytest.mark.shows("steering-dial.7", "steering-dial.11")
@@ -149,12 +133,12 @@ def test_a_slice_is_dialed_as_a_cluster_and_has_no_header(
     budget = {"budget": {"intensity": 1.0}}
     answer = activated(unattached, imported(unattached, **budget))
     assert answer["serving_mode"] == "slice_fallback"
-    assert RUNG not in asked(unattached).headers
-    assert asked(unattached, steering_intensity="min").headers[INTENSITY] == "0.5"
-    assert asked(unattached, steering_intensity="max").headers[INTENSITY] == "1.5"
+    assert RUNG not in chat(unattached).headers
+    assert chat(unattached, steering_intensity="min").headers[DIAL] == "0.5"
+    assert chat(unattached, steering_intensity="max").headers[DIAL] == "1.5"
 
 
 def test_a_profile_named_in_the_request_has_no_header(attached: Running) -> None:
     activated(attached, imported(attached))
     attached.data("POST", "/api/profiles", {"name": "calm", "steering": {"5": 1.0}}, 201)
-    assert RUNG not in asked(attached, profile="calm").headers
+    assert RUNG not in chat(attached, profile="calm").headers

@@ -13,7 +13,7 @@ import socketio
 
 from steerserve import demo
 from steerserve.rules.steering import evidence
-from tests.openai.numpy_pass import PROMPTS, NumpyPass, Values, ask, gap, of_request, often
+from tests.openai.numpy_pass import PROMPTS, NumpyPass, Values, ask, events, gap, of_request, often
 from tests.service import Running, add_sae
 
 SENSING = "/api/circuit-sensing"
@@ -108,12 +108,6 @@ def sensed(circuit: tuple[Running, str]) -> tuple[Running, str]:
     return circuit
 
 
-def events(live: Running, **query: Any) -> list[dict[str, Any]]:
-    asked = "&".join(f"{name}={value}" for name, value in ({"limit": 500} | query).items())
-    found: list[dict[str, Any]] = live.data("GET", f"{SENSING}/events?{asked}")["events"]
-    return found
-
-
 def brute_force(values: dict[int, Values], prompt: int, thetas: Thetas) -> list[tuple[Any, ...]]:
     """(edge, upstream position, downstream position, phase) of every firing, the newest upstream firing each."""
     found: list[tuple[Any, ...]] = []
@@ -143,7 +137,7 @@ def test_the_edges_of_sixteen_requests_fire_as_in_an_independent_pass(
     with ThreadPoolExecutor(16) as pool:
         streams = [index % 2 == 0 for index in range(16)]
         answers = list(pool.map(lambda p, s: ask(live, p, stream=s), prompts, streams))
-    found, fired, clear = events(live), 0, 0
+    found, fired, clear = events(live, SENSING), 0, 0
     for prompt, (request_id, text) in zip(prompts, answers, strict=True):
         tokens, size = truth.tokens(prompt, text)
         if not all(truth.is_clear(tokens, sae, at_layer(thetas, sae)) for sae in (LOW, HIGH)):
@@ -189,7 +183,7 @@ def test_firings_are_listed_shown_and_cleared(sensed: tuple[Running, str]) -> No
     live, circuit_id = sensed
     for prompt in PROMPTS[:4]:
         ask(live, prompt)
-    found = events(live, circuit_id=circuit_id)
+    found = events(live, SENSING, circuit_id=circuit_id)
     newest = found[0]
     shown = live.data("GET", f"{SENSING}/events/{newest['id']}")
     assert shown == newest
@@ -198,8 +192,10 @@ def test_firings_are_listed_shown_and_cleared(sensed: tuple[Running, str]) -> No
     assert "causal" not in str(shown)
     assert set(shown["context_parts"]) == {"before", "span", "after"}
     key = newest["edge_key"].replace(">", "%3E")
-    assert {event["edge_key"] for event in events(live, edge_key=key)} == {newest["edge_key"]}
-    assert events(live, since=newest["created_at"]) == []
+    assert {event["edge_key"] for event in events(live, SENSING, edge_key=key)} == {
+        newest["edge_key"]
+    }
+    assert events(live, SENSING, since=newest["created_at"]) == []
     assert live.data("DELETE", f"{SENSING}/events?circuit_id={circuit_id}") == {
         "deleted": len(found)
     }
@@ -248,9 +244,9 @@ def test_after_every_way_out_no_edge_is_sensed(sensed: tuple[Running, str], way:
     else:
         live.data("POST", f"/api/saes/{add_sae(live, HIGH)}/detach")
     assert not live.data("GET", f"{SENSING}/status")["armed"]
-    before = len(events(live))
+    before = len(events(live, SENSING))
     ask(live, PROMPTS[0])
-    assert len(events(live)) == before
+    assert len(events(live, SENSING)) == before
 
 
 def test_a_circuit_that_does_not_serve_is_enabled_for_later(circuit: tuple[Running, str]) -> None:

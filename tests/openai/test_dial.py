@@ -5,49 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx2
 import pytest
 
 from steerserve import demo
-from tests.openai.conftest import Zoo, payload, until_idle
+from tests.openai.conftest import Zoo, pieces, until_idle
+from tests.openai.steering import (
+    CHAT,
+    DIAL,
+    FEATURE,
+    LOOPING,
+    OTHER_LOOP,
+    STEERING,
+    STORY,
+    chat,
+    clear,
+    refused,
+    steer,
+    words,
+)
 from tests.service import Running
 
-CHAT = "/v1/chat/completions"
-STEERING = "/api/saes/steering"
-DIAL = "x-service-steering-intensity"
-STORY = [{"role": "user", "content": "Tell me a story."}]
-FEATURE = 500
-LOOPING = {"17": 60.0}
-"""It makes the model say one word for ever, so that a stream is sure to be long."""
-
-OTHER_LOOP = (3, 60.0)
 Profile = Callable[..., str]
 
 
-def ask(live: Running, **fields: Any) -> httpx2.Response:
-    body = {"model": demo.MODEL_NAME, "messages": STORY, "max_tokens": 20, "temperature": 0}
-    return live.post(CHAT, body | fields)
-
-
-def words(answer: httpx2.Response) -> str:
-    return str(answer.json()["choices"][0]["message"]["content"])
+def values(*features: tuple[int, float]) -> dict[str, float]:
+    """The values of a profile."""
+    return {str(index): value for index, value in features}
 
 
 def text(live: Running, **fields: Any) -> str:
-    return words(ask(live, **fields))
-
-
-def steer(live: Running, value: float, index: int = FEATURE) -> None:
-    live.data("POST", STEERING, {"feature_idx": index, "value": value})
-
-
-def clear(live: Running) -> None:
-    live.data("DELETE", STEERING)
+    return words(chat(live, **fields))
 
 
 def with_live(live: Running, value: float, **fields: Any) -> str:
     """The text while the feature is steered live by this value and by nothing else."""
-    steer(live, value)
+    steer(live, FEATURE, value)
     found = text(live, **fields)
     clear(live)
     return found
@@ -77,10 +69,10 @@ def test_a_profiles_text_is_that_of_the_same_values_set_live_without_any_other(
     steered: Running, profile: Profile
 ) -> None:
     expected = with_live(steered, 40)
-    steer(steered, -30, index=7)
+    steer(steered, 7, -30)
     live = text(steered)
     state = steered.data("GET", STEERING)
-    answer = ask(steered, profile=profile({str(FEATURE): 40}))
+    answer = chat(steered, profile=profile({str(FEATURE): 40}))
     assert words(answer) == expected
     assert answer.headers["x-service-backend"] == "serial"
     assert DIAL not in answer.headers
@@ -99,7 +91,7 @@ def test_a_profiles_text_is_that_of_the_same_values_set_live_without_any_other(
 def test_an_intensity_scales_the_profile_and_is_echoed(
     steered: Running, profile: Profile, intensity: Any, value: float, echo: str
 ) -> None:
-    answer = ask(steered, profile=profile({str(FEATURE): 40}), steering_intensity=intensity)
+    answer = chat(steered, profile=profile({str(FEATURE): 40}), steering_intensity=intensity)
     assert words(answer) == with_live(steered, value)
     assert answer.headers[DIAL] == echo
 
@@ -108,9 +100,9 @@ def test_an_intensity_scales_the_profile_and_is_echoed(
 def test_an_intensity_alone_scales_the_live_values(steered: Running) -> None:
     expected = {value: with_live(steered, value) for value in (20, 40, 60)}
     assert len(set(expected.values())) == 3
-    steer(steered, 40)
+    steer(steered, FEATURE, 40)
     for intensity, value, echo in (("min", 20, "0.5"), (1.0, 40, "1"), ("max", 60, "1.5")):
-        answer = ask(steered, steering_intensity=intensity)
+        answer = chat(steered, steering_intensity=intensity)
         assert words(answer) == expected[value]
         assert answer.headers[DIAL] == echo
     assert steered.data("GET", STEERING) == {"enabled": True, "values": {str(FEATURE): 40.0}}
@@ -121,12 +113,12 @@ def test_off_is_the_unsteered_text_byte_for_byte_while_steering_is_live(
     steered: Running, profile: Profile
 ) -> None:
     plain = text(steered)
-    steer(steered, 60)
+    steer(steered, FEATURE, 60)
     assert text(steered) != plain
-    answer = ask(steered, steering_intensity="off")
+    answer = chat(steered, steering_intensity="off")
     assert words(answer) == plain
     assert answer.headers[DIAL] == "0"
-    named = ask(steered, steering_intensity="off", profile=profile({str(FEATURE): 40}))
+    named = chat(steered, steering_intensity="off", profile=profile({str(FEATURE): 40}))
     assert words(named) == plain
     assert named.headers[DIAL] == "0"
 
@@ -150,17 +142,12 @@ def test_without_an_sae_a_dialed_request_runs_unsteered(shared: Running, profile
     plain = text(shared)
     fits, does_not = profile({str(FEATURE): 80}), profile({"4000": 1}, sae_id="sae_of_another")
     for fields in ({"profile": fits}, {"profile": does_not, "steering_intensity": 1.5}):
-        answer = ask(shared, **fields)
+        answer = chat(shared, **fields)
         assert words(answer) == plain
         assert DIAL not in answer.headers
 
 
 # ---------------------------------------------------------------- refusals
-
-
-def refused(live: Running, **fields: Any) -> tuple[int, dict[str, Any]]:
-    body = {"model": demo.MODEL_NAME, "messages": STORY, "max_tokens": 2}
-    return live.v1_error(CHAT, body | fields)
 
 
 @pytest.mark.shows("chat-parameters.25", "profile-errors.3")
@@ -202,25 +189,20 @@ def test_an_intensity_out_of_range_is_refused_by_its_name(shared: Running) -> No
 def test_an_operators_change_during_a_dialed_stream_wins(
     steered: Running, profile: Profile
 ) -> None:
-    name = profile(LOOPING)
+    name = profile(values(LOOPING))
     alone = text(steered, profile=name, steering_intensity=1, max_tokens=60)
     body = {"model": demo.MODEL_NAME, "messages": STORY, "temperature": 0, "max_tokens": 1000}
     dialed = body | {"profile": name, "steering_intensity": 1, "stream": True}
     before = after = ""
-    index, value = OTHER_LOOP
     with steered.http.stream("POST", CHAT, json=dialed) as answer:
         assert answer.headers[DIAL] == "1"
-        deltas = (
-            payload(line)["choices"][0]["delta"].get("content", "")
-            for line in answer.iter_lines()
-            if line
-        )
+        deltas = pieces(answer)
         while len(before) < 10:
             before += next(deltas)
-        steer(steered, value, index)
+        steer(steered, *OTHER_LOOP)
         while "he he he" not in after:
             after += next(deltas)
     assert alone.startswith(before)
     assert "he he" not in alone
     until_idle(steered)
-    assert steered.data("GET", STEERING) == {"enabled": True, "values": {str(index): value}}
+    assert steered.data("GET", STEERING) == {"enabled": True, "values": values(OTHER_LOOP)}

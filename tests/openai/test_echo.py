@@ -3,55 +3,21 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor
 
-from tests.openai.conftest import Zoo
+from tests.openai.conftest import Truth
 from tests.service import Running
 
 TEXT = "/v1/completions"
 PROMPTS = ["the boats were coming", "fish and a café \U0001f600 they"]
-STORY = "The old fisherman walked down to the sea."
 
 
-class Truth:
-    """A checkpoint as transformers runs it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder)
-
-    def ids(self, prompt: str, *, special: bool = True) -> list[int]:
-        return list(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
-
-    def logprobs(self, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-        """Log-probabilities [T, vocabulary] after each token."""
-        with torch.inference_mode():
-            logits = self.model(input_ids=torch.tensor([ids])).logits[0].float()
-        return (logits / temperature).log_softmax(-1)
-
-    def text(self, token: int) -> str:
-        return str(self.tokenizer.decode([token]))
-
-
-@pytest.fixture(scope="module")
-def truth(zoo: Zoo) -> Iterator[Truth]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Truth(zoo.folders["tiny"])
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def tiny(zoo: Zoo) -> Running:
-    """The service whose resident model is a random one in float32."""
-    zoo.load("tiny")
-    return zoo.live
+def logprobs(truth: Truth, ids: list[int], temperature: float = 1.0) -> Tensor:
+    """Log-probabilities [T, vocabulary] after each token."""
+    return (truth.logits(ids) / temperature).log_softmax(-1)
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -73,7 +39,7 @@ def check(
     """The choice has the tokens of the prompt and one more, with the log-probabilities of a plain pass."""
     special = fields.pop("special", True)
     ids = truth.ids(prompt, special=special)
-    expected = truth.logprobs(ids, **fields)
+    expected = logprobs(truth, ids, **fields)
     told = choice["logprobs"]
     assert set(told) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
     assert {len(part) for part in told.values()} == {len(ids) + 1}
@@ -132,7 +98,7 @@ def test_prompts_as_token_ids_have_the_log_likelihoods_of_the_model(
     answer = tiny.post(TEXT, asked | {"seed": 1234, "echo": True})
     assert answer.json()["usage"]["prompt_tokens"] == sum(map(len, whole))
     for choice, ids, context in zip(answer.json()["choices"], whole, contexts, strict=True):
-        told, expected = choice["logprobs"], truth.logprobs(ids)
+        told, expected = choice["logprobs"], logprobs(truth, ids)
         first = len(context)
         likelihood = sum(float(expected[at - 1, ids[at]]) for at in range(first, len(ids)))
         assert sum(told["token_logprobs"][first:-1]) == pytest.approx(likelihood, abs=1e-3)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from steerserve import demo
-from tests.openai.conftest import payload
-from tests.openai.test_sae_steering import (
+from tests.openai.conftest import pieces
+from tests.openai.steering import (
     CHAT,
+    FEATURE,
     STATE,
     TEXT,
     chat,
@@ -24,7 +25,6 @@ from tests.openai.test_sae_steering import (
 )
 from tests.service import Running
 
-FEATURE = 500
 SOURCES = "x-service-steering-sources"
 SET = {"op": "set", "feature": {"index": FEATURE}, "value": 40}
 LOUD = {"layer": 2, "data": base64.b64encode(struct.pack("<192f", *192 * [1.0])).decode()}
@@ -82,11 +82,7 @@ def test_edits_that_do_nothing_leave_the_request_unsteered(
 def test_a_stream_has_the_text_and_the_headers_of_a_whole_answer(steered: Running) -> None:
     whole = chat(steered, **edits(SET))
     streamed = chat(steered, stream=True, **edits(SET))
-    text = ""
-    for line in streamed.iter_lines():
-        if line and payload(line) != "[DONE]":
-            text += payload(line)["choices"][0]["delta"].get("content", "")
-    assert text == words(whole) != words(chat(steered))
+    assert "".join(pieces(streamed)) == words(whole) != words(chat(steered))
     assert streamed.headers[STATE] == whole.headers[STATE]
 
 

@@ -82,6 +82,17 @@ def leased(zoo: Zoo, name: str) -> Iterator[str]:
     zoo.live.http.delete(path, headers={LEASE: lease})
 
 
+@contextmanager
+def locked(zoo: Zoo, name: str) -> Iterator[None]:
+    """While open, the resident model `name` is locked."""
+    path = f"/api/models/{zoo.ids[name]}"
+    zoo.live.data("POST", f"{path}/lock")
+    try:
+        yield
+    finally:
+        zoo.live.data("POST", f"{path}/unlock")
+
+
 # ---------------------------------------------------------------- refuse
 
 
@@ -225,13 +236,8 @@ def test_a_full_queue_hides_no_refusal_that_waiting_does_not_change(tiny: Zoo) -
         assert code("plain") == code("tiny", **REFUSE) == "queue_full"
     with leased(tiny, "tiny"), full(tiny):
         assert code("plain") == "model_leased"
-    lock = f"/api/models/{tiny.ids['tiny']}"
-    tiny.live.data("POST", f"{lock}/lock")
-    try:
-        with full(tiny):
-            assert code("plain") == "model_locked"
-    finally:
-        tiny.live.data("POST", f"{lock}/unlock")
+    with locked(tiny, "tiny"), full(tiny):
+        assert code("plain") == "model_locked"
 
 
 # ---------------------------------------------------------------- an unload, a lock, a lease
@@ -258,9 +264,7 @@ def test_every_request_during_an_unload_is_told_to_come_back_soon(zoo: Zoo) -> N
 
 @pytest.mark.shows("inference.6", "overview.10", "states.5")
 def test_a_locked_model_is_not_replaced_and_serves(tiny: Zoo) -> None:
-    path = f"/api/models/{tiny.ids['tiny']}"
-    tiny.live.data("POST", f"{path}/lock")
-    try:
+    with locked(tiny, "tiny"):
         for route in ROUTES:
             answer = ask(tiny.live, route, "plain")
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "model_locked")
@@ -269,8 +273,6 @@ def test_a_locked_model_is_not_replaced_and_serves(tiny: Zoo) -> None:
             status, error = refused(tiny.live, route, "plain", **REFUSE)
             assert (status, error["code"]) == (409, "model_not_resident")
         assert [m["id"] for m in tiny.live.http.get("/v1/models").json()["data"]] == ["tiny"]
-    finally:
-        tiny.live.data("POST", f"{path}/unlock")
 
 
 @pytest.mark.shows("load-policy.8")

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from steerserve import demo
+from tests.openai.conftest import CHAT, RESPONSES, TEXT, greedy
 from tests.service import Running
 
 GROUPS = {
     "positives": ["The boat sailed over the waves", "A whale swam near the ship"] * 2,
     "negatives": ["The farmer fed the cow", "She baked bread in the kitchen"] * 2,
 }
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
 @pytest.fixture
@@ -36,14 +35,7 @@ def probe(steered: Running) -> Iterator[dict[str, Any]]:
 
 
 def asked(path: str, *ids: str, **fields: Any) -> dict[str, Any]:
-    text = {
-        CHAT: {"messages": [{"role": "user", "content": "Tell me about the sea"}]},
-        TEXT: {"prompt": "The boats came back to the"},
-        RESPONSES: {"input": "Tell me about the sea"},
-    }[path]
-    count = "max_output_tokens" if path == RESPONSES else "max_tokens"
-    body = {"model": demo.MODEL_NAME, "temperature": 0, count: 5, "return_readings": list(ids)}
-    return body | text | fields
+    return greedy(path, 5, return_readings=list(ids), **fields)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])

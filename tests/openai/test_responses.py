@@ -157,9 +157,6 @@ def test_a_text_has_the_log_probabilities_that_chats_have(shared: Running) -> No
     assert "service" not in streamed[-1]["response"]
 
 
-# ---------------------------------------------------------------- refusals
-
-
 # ---------------------------------------------------------------- steering
 
 

@@ -7,57 +7,29 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx2
 import pytest
 
 from steerserve import demo
-from tests.openai.conftest import payload
+from tests.openai.conftest import pieces
+from tests.openai.steering import (
+    CHAT,
+    DIAL,
+    FEATURE,
+    LOOPING,
+    OTHER_LOOP,
+    STATE,
+    STEERING,
+    STORY,
+    TEXT,
+    chat,
+    clear,
+    completion,
+    own,
+    refused,
+    steer,
+    words,
+)
 from tests.service import Running, add_sae
-
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-STEERING = "/api/saes/steering"
-DIAL = "x-service-steering-intensity"
-STATE = "x-service-steering-state"
-STORY = [{"role": "user", "content": "Tell me a story."}]
-FEATURE = 500
-LOOPING = (17, 60.0)
-"""It makes the model say one word for ever, so that a stream is sure to be long."""
-
-OTHER_LOOP = (3, 60.0)
-
-
-def own(*features: tuple[int, float], **fields: Any) -> dict[str, Any]:
-    return {"features": [{"index": i, "value": v} for i, v in features], **fields}
-
-
-def chat(live: Running, **fields: Any) -> httpx2.Response:
-    body = {"model": demo.MODEL_NAME, "messages": STORY, "max_tokens": 20, "temperature": 0}
-    return live.post(CHAT, body | fields)
-
-
-def completion(live: Running, **fields: Any) -> httpx2.Response:
-    body = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 20, "temperature": 0}
-    return live.post(TEXT, body | fields)
-
-
-def words(answer: httpx2.Response) -> str:
-    (choice,) = answer.json()["choices"]
-    return str(choice["message"]["content"] if "message" in choice else choice["text"])
-
-
-def refused(live: Running, path: str = CHAT, **fields: Any) -> tuple[int, dict[str, Any]]:
-    prompt: dict[str, Any] = {"messages": STORY} if path == CHAT else {"prompt": "One day"}
-    return live.v1_error(path, {"model": demo.MODEL_NAME, "max_tokens": 4} | prompt | fields)
-
-
-def steer(live: Running, index: int, value: float) -> None:
-    live.data("POST", STEERING, {"feature_idx": index, "value": value})
-
-
-def clear(live: Running) -> None:
-    live.data("DELETE", STEERING)
-
 
 # ---------------------------------------------------------------- what it does
 
@@ -84,12 +56,7 @@ def test_it_streams_the_same_text_with_the_same_headers(steered: Running, path: 
     whole = ask(steered, **fields)
     streamed = ask(steered, stream=True, **fields)
     assert streamed.headers[STATE] == whole.headers[STATE]
-    text = ""
-    for line in streamed.iter_lines():
-        if line and payload(line) != "[DONE]":
-            (choice,) = payload(line)["choices"]
-            text += choice.get("text") or choice.get("delta", {}).get("content", "")
-    assert text == words(whole)
+    assert "".join(pieces(streamed)) == words(whole)
 
 
 def test_it_replaces_the_live_values_or_is_added_to_them(steered: Running) -> None:
@@ -230,9 +197,6 @@ def test_scoring_and_embeddings_have_no_digest(steered: Running) -> None:
         assert answer.headers["x-service-steering"] == "none"
 
 
-# ---------------------------------------------------------------- refusals
-
-
 # ---------------------------------------------------------------- others at the same time
 
 
@@ -258,11 +222,10 @@ def test_an_operators_change_during_the_stream_does_not_touch_it(
     body = {"model": demo.MODEL_NAME, "messages": STORY, "temperature": 0} | asked
     text = ""
     with steered.http.stream("POST", CHAT, json=body | {"stream": True}) as answer:
-        for line in answer.iter_lines():
-            if line and payload(line) != "[DONE]":
-                text += payload(line)["choices"][0]["delta"].get("content", "")
-                if len(text) > 10 and not steered.data("GET", STEERING)["enabled"]:
-                    steer(steered, *OTHER_LOOP)
+        for piece in pieces(answer):
+            text += piece
+            if len(text) > 10 and not steered.data("GET", STEERING)["enabled"]:
+                steer(steered, *OTHER_LOOP)
     assert text == words(alone)
     assert answer.headers[STATE] == alone.headers[STATE]
     assert steered.data("GET", STEERING)["values"] == {str(OTHER_LOOP[0]): OTHER_LOOP[1]}
@@ -277,11 +240,7 @@ def test_changes_that_add_nothing_leave_the_request_its_steering(steered: Runnin
     alone = words(steered.post(CHAT, asked))
     before = after = ""
     with steered.http.stream("POST", CHAT, json=asked | {"stream": True}) as answer:
-        deltas = (
-            payload(line)["choices"][0]["delta"].get("content", "")
-            for line in answer.iter_lines()
-            if line and not line.endswith("[DONE]")
-        )
+        deltas = pieces(answer)
         while len(before) < 10:
             before += next(deltas)
         steered.data("POST", f"{STEERING}/enable")

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from steerserve import demo
-from tests.openai.conftest import Zoo
+from tests.openai.conftest import Truth, Zoo
 from tests.service import Running, add_sae
 from tests.worker.models import CONTEXT, VOCABULARY
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-INVALID = (400, "invalid_parameter")
 SCORING = (400, "invalid_scoring_request")
-NOT_HONOURED = (400, "field_not_honoured")
-FORMAT = (400, "response_format_unsupported")
 PROMPTS = ["the boats were coming", "fish", "over the stone steps and home \U0001f600 they"]
 STORY = [{"role": "user", "content": "Tell me a story."}]
 CALM = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "the boats"}]
@@ -28,46 +21,21 @@ CALM = [{"role": "system", "content": "Be calm."}, {"role": "user", "content": "
 Logprobs = dict[int, float]
 
 
-class Truth:
-    """A checkpoint as transformers runs it in float32."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-    def after(
-        self, prompt: str, *, special: bool = True, temperature: float = 1.0, among: Any = None
-    ) -> Logprobs:
-        """Log-probabilities of the token after a text, by token id."""
-        ids = self.tokenizer(prompt, add_special_tokens=special)["input_ids"]
-        with torch.inference_mode():
-            logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1].float()
-        tokens = list(range(len(logits))) if among is None else among
-        found = (logits[tokens] / temperature).log_softmax(-1).tolist()
-        return dict(zip(tokens, found, strict=True))
-
-    def text(self, token: int) -> str:
-        return str(self.tokenizer.decode([token]))
-
-    def rendered(self, messages: list[dict[str, str]]) -> str:
-        return str(
-            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
+def after(
+    truth: Truth, ids: list[int], *, temperature: float = 1.0, among: list[int] | None = None
+) -> Logprobs:
+    """Log-probabilities of the token after others, by token id."""
+    logits = truth.logits(ids)[-1]
+    tokens = list(range(len(logits))) if among is None else among
+    found = (logits[tokens] / temperature).log_softmax(-1).tolist()
+    return dict(zip(tokens, found, strict=True))
 
 
-@pytest.fixture(scope="module")
-def truth(zoo: Zoo) -> Iterator[Truth]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Truth(zoo.folders["tiny"])
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def tiny(zoo: Zoo) -> Running:
-    """The service whose resident model is a random one in float32."""
-    zoo.load("tiny")
-    return zoo.live
+def rendered(truth: Truth, messages: list[dict[str, str]]) -> list[int]:
+    """The tokens of a conversation, which has the beginning of its sequence from its template."""
+    text = truth.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text.startswith("<bos>")
+    return truth.ids(text, special=False)
 
 
 def text(**fields: Any) -> dict[str, Any]:
@@ -111,7 +79,7 @@ def test_a_texts_score_is_a_plain_forward_pass_divided_by_the_temperature(
     tiny: Running, truth: Truth, prompt: str, temperature: float | None
 ) -> None:
     choice = score(tiny, prompt=prompt, logprobs=20, temperature=temperature)
-    expected = truth.after(prompt, temperature=temperature or 1.0)
+    expected = after(truth, truth.ids(prompt), temperature=temperature or 1.0)
     found = by_token(choice["logprobs"]["top_logprobs"][0])
     scale = 1 / (temperature or 1.0)
     assert list(found) == list(most(expected, 20))
@@ -129,16 +97,14 @@ def test_a_chats_score_is_its_rendered_template_with_exactly_one_beginning(
 ) -> None:
     answer = tiny.post(CHAT, chat(top_logprobs=20)).json()
     (choice,) = answer["choices"]
-    rendered = truth.rendered(CALM)
-    assert rendered.startswith("<bos>")
-    expected = truth.after(rendered, special=False)
+    ids = rendered(truth, CALM)
+    expected = after(truth, ids)
     (entry,) = choice["logprobs"]["content"]
     best = next(iter(most(expected, 1)))
     assert entry["token"] == truth.text(best)
     assert entry["logprob"] == pytest.approx(expected[best], abs=1e-4)
     listed = [other["logprob"] for other in entry["top_logprobs"]]
     assert listed == pytest.approx(list(most(expected, 20).values()), abs=1e-4)
-    ids = truth.tokenizer(rendered, add_special_tokens=False)["input_ids"]
     assert answer["usage"]["prompt_tokens"] == len(ids)
 
 
@@ -173,10 +139,10 @@ def test_tokens_of_one_text_share_the_entry_of_the_most_probable_one(
     tiny: Running, truth: Truth
 ) -> None:
     broken = [t for t in range(VOCABULARY) if truth.text(t) == "\ufffd"][:3]
-    whole = truth.tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = truth.ids("a", special=False)
     allowed = [*whole, *broken]
     assert len(broken) == 3
-    expected = truth.after(PROMPTS[0], among=allowed)
+    expected = after(truth, truth.ids(PROMPTS[0]), among=allowed)
     answer = tiny.post(TEXT, text(allowed_token_ids=allowed)).json()
     (listed,) = answer["choices"][0]["logprobs"]["top_logprobs"]
     best = max(expected[token] for token in broken)
@@ -197,14 +163,14 @@ ALLOWED = [300, 7, 41, 198]
 def test_allowed_tokens_without_logprobs_constrain_and_give_null(
     tiny: Running, truth: Truth
 ) -> None:
-    expected = truth.after(PROMPTS[0], among=ALLOWED)
+    expected = after(truth, truth.ids(PROMPTS[0]), among=ALLOWED)
     body = without(text(allowed_token_ids=ALLOWED), "logprobs")
     (choice,) = tiny.post(TEXT, body).json()["choices"]
     assert choice["text"] == truth.text(next(iter(most(expected, 1))))
     assert choice["logprobs"] is None
     conversation = without(chat(allowed_token_ids=ALLOWED), "logprobs")
     (choice,) = tiny.post(CHAT, conversation).json()["choices"]
-    expected = truth.after(truth.rendered(CALM), special=False, among=ALLOWED)
+    expected = after(truth, rendered(truth, CALM), among=ALLOWED)
     assert choice["message"]["content"] == truth.text(next(iter(most(expected, 1))))
     assert choice["logprobs"] is None
 
@@ -404,7 +370,7 @@ def test_an_empty_prompt_is_scored_after_the_beginning_and_refused_without_one(
 ) -> None:
     choice = score(tiny, prompt="")
     found = by_token(choice["logprobs"]["top_logprobs"][0])
-    assert found == pytest.approx(most(truth.after(""), 5), abs=1e-4)
+    assert found == pytest.approx(most(after(truth, truth.ids("")), 5), abs=1e-4)
     assert choice["logprobs"]["text_offset"] == [0]
     status, error = tiny.v1_error(TEXT, text(prompt="", add_special_tokens=False))
     assert (status, error["code"]) == SCORING

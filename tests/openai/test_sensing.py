@@ -14,7 +14,18 @@ import socketio
 
 from steerserve import demo
 from steerserve.rules.steering import evidence
-from tests.openai.numpy_pass import PROMPTS, NumpyPass, Spans, ask, gap, of_request, often, spans
+from tests.openai.conftest import piece_of
+from tests.openai.numpy_pass import (
+    PROMPTS,
+    NumpyPass,
+    Spans,
+    ask,
+    events,
+    gap,
+    of_request,
+    often,
+    spans,
+)
 from tests.service import JSON, Running
 
 SENSING = "/api/sensing"
@@ -76,12 +87,6 @@ def find(live: Running) -> str | None:
     return next((one["id"] for one in listed), None)
 
 
-def events(live: Running, **query: Any) -> list[dict[str, Any]]:
-    asked = "&".join(f"{name}={value}" for name, value in ({"limit": 500} | query).items())
-    found: list[dict[str, Any]] = live.data("GET", f"{SENSING}/events?{asked}")["events"]
-    return found
-
-
 def same(told: list[dict[str, Any]], expected: Spans) -> None:
     assert [(e["pos_start"], e["pos_end"], e["phase"]) for e in told] == [e[:3] for e in expected]
     for event, (_, _, _, peaks) in zip(told, expected, strict=True):
@@ -103,7 +108,7 @@ def test_the_firings_of_a_request_are_those_of_an_independent_pass(
         tokens, prompt = truth.tokens(asked, text)
     expected = spans(truth.activations(tokens, SAE), prompt, thetas, 1)
     assert {phase for _, _, phase, _ in expected} == {"prefill", "decode"}
-    same(of_request(events(live), request_id), expected)
+    same(of_request(events(live, SENSING), request_id), expected)
 
 
 def test_sixteen_rows_of_one_batch_have_their_own_firings(
@@ -113,7 +118,7 @@ def test_sixteen_rows_of_one_batch_have_their_own_firings(
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda prompt: ask(live, prompt), PROMPTS[1:]))
     assert len(answers) == 16
-    found, fired, clear = events(live), 0, 0
+    found, fired, clear = events(live, SENSING), 0, 0
     for prompt, (request_id, text) in zip(PROMPTS[1:], answers, strict=True):
         tokens, size = truth.tokens(prompt, text)
         if not truth.is_clear(tokens, SAE, thetas):
@@ -130,7 +135,7 @@ def test_sixteen_rows_of_one_batch_have_their_own_firings(
 def test_an_event_shows_the_text_around_it(sensed: tuple[Running, str]) -> None:
     live, cluster_id = sensed
     ask(live, PROMPTS[0])
-    listed = events(live)[0]
+    listed = events(live, SENSING)[0]
     event = live.data("GET", f"{SENSING}/events/{listed['id']}")
     assert event == listed
     assert event["profile_id"] == cluster_id
@@ -175,11 +180,11 @@ async def test_a_firing_is_told_over_the_socket_without_its_text(
 def test_events_are_listed_scoped_and_cleared(sensed: tuple[Running, str]) -> None:
     live, cluster_id = sensed
     ask(live, PROMPTS[0])
-    found = events(live, profile_id=cluster_id)
+    found = events(live, SENSING, profile_id=cluster_id)
     assert [event["id"] for event in found] == sorted((e["id"] for e in found), reverse=True)
-    assert events(live, profile_id="prof_000000000000") == []
-    assert events(live, since=found[0]["created_at"]) == []
-    assert len(events(live, limit=1)) == 1
+    assert events(live, SENSING, profile_id="prof_000000000000") == []
+    assert events(live, SENSING, since=found[0]["created_at"]) == []
+    assert len(events(live, SENSING, limit=1)) == 1
     status = live.data("GET", f"{SENSING}/status")
     assert status["armed"]
     assert status["profile_id"] == cluster_id
@@ -288,11 +293,11 @@ def test_a_second_turn_of_a_chat_does_not_report_the_answer_of_the_first_again(
     live, _ = sensed
     turns = [{"role": "user", "content": PROMPTS[0]}]
     first_id, text = chat(live, turns, stream=stream)
-    first = of_request(events(live), first_id)
+    first = of_request(events(live, SENSING), first_id)
     assert {event["phase"] for event in first} == {"prefill", "decode"}
     turns += [{"role": "assistant", "content": text}, {"role": "user", "content": PROMPTS[1]}]
     second_id, _ = chat(live, turns, stream=stream)
-    second = of_request(events(live), second_id)
+    second = of_request(events(live, SENSING), second_id)
     assert second
     assert min(event["pos_start"] for event in second) > max(event["pos_end"] for event in first)
 
@@ -305,5 +310,4 @@ def chat(live: Running, turns: list[dict[str, str]], *, stream: bool) -> tuple[s
         return answer["id"], answer["choices"][0]["message"]["content"]
     sent = live.stream("/v1/chat/completions", body | {"stream": True})
     chunks = [chunk for chunk in sent if isinstance(chunk, dict)]
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    return chunks[0]["id"], "".join(delta.get("content") or "" for delta in deltas)
+    return chunks[0]["id"], "".join(map(piece_of, chunks))

@@ -14,8 +14,8 @@ import pytest
 from steerserve import demo
 from tests.engines.ray.nodes import Nodes
 from tests.nouns.replicas.test_replicated_model import BASE, Replicated, by_name
+from tests.openai.steering import chat, words
 from tests.openai.test_interventions import SET, edits, inline
-from tests.openai.test_sae_steering import chat, words
 from tests.service import add_sae, load_demo, running
 
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from steerserve.nouns.interventions.noun import INTERVENTIONS
+from tests.openai.steering import STATE, chat, words
 from tests.openai.test_interventions import SET, edit
-from tests.openai.test_sae_steering import STATE, chat, words
 from tests.resident import engine_of
 from tests.service import Running
 
