@@ -319,24 +319,6 @@ def test_an_answer_that_was_not_asked_has_no_service_key(steered: Running) -> No
 
 # ---------------------------------------------------------------- refusals
 
-BAD: list[tuple[Any, str]] = [
-    ({"top_k": 65}, f"{FIELD}.top_k"),
-    ({"features": [1024]}, f"{FIELD}.features"),
-    ({"sae_id": "sae_of_nobody"}, f"{FIELD}.sae_id"),
-]
-
-
-@pytest.mark.shows("request-activations.10", "limits.17")
-@pytest.mark.parametrize(("asked", "param"), BAD)
-def test_what_cannot_be_read_is_refused_by_its_part(
-    steered: Running, asked: Any, param: str
-) -> None:
-    for path, body in ((TEXT, text(asked)), (CHAT, chat(asked, stream=True))):
-        status, error = steered.v1_error(path, body)
-        assert (status, error["code"]) == REFUSED
-        assert error["param"].startswith(FIELD)
-        assert param.removeprefix(f"{FIELD}.") in error["message"]
-
 
 @pytest.mark.shows("request-activations.10")
 @pytest.mark.parametrize(

@@ -43,17 +43,6 @@ def test_a_chat_stream_begins_with_the_role_and_joins_to_the_blocking_answer(
     assert events[-2]["choices"][0]["finish_reason"] in ("stop", "length")
 
 
-def test_include_usage_adds_no_second_usage(shared: Running) -> None:
-    body = {
-        "model": MODEL,
-        "prompt": "One day",
-        "max_tokens": 4,
-        "stream_options": {"include_usage": True},
-    }
-    events = shared.stream("/v1/completions", body)
-    assert sum("usage" in e for e in events[:-1]) == 1
-
-
 @pytest.mark.shows("chat-parameters.19")
 def test_length_is_reported_exactly_at_max_tokens(shared: Running) -> None:
     for limit in (1, 2, 7):
@@ -98,14 +87,6 @@ def test_prompts_as_token_ids_are_written_on_as_their_texts_are(
     assert whole.headers["x-service-seed"] == "3;scope=request"
     streamed = shared.stream("/v1/completions", single)[:-1]
     assert "".join(c["text"] for e in streamed for c in e["choices"]) == text_of(whole.json())
-
-
-def test_special_tokens_that_ids_do_not_get_are_reported(shared: Running) -> None:
-    body = {"model": MODEL, "prompt": [5, 6], "max_tokens": 1, "add_special_tokens": True}
-    answer = shared.post("/v1/completions", body)
-    assert answer.headers["x-service-ignored-fields"] == "add_special_tokens"
-    answer = shared.post("/v1/completions", body | {"add_special_tokens": False})
-    assert "x-service-ignored-fields" not in answer.headers
 
 
 @pytest.mark.shows("chat-parameters.6")

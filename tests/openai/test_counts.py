@@ -42,9 +42,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "chat_template_kwargs",
         "at most 1000 variables",
     ),
-    (CHAT, {"messages": [HELLO], "stop": ["a"] * 17}, "stop", "at most 16"),
     (CHAT, {"messages": [HELLO], "stop": "a" * 1001}, "stop", "at most 1000 characters"),
-    (CHAT, {"messages": [HELLO], "n": 17}, "n", "at most 16"),
     (TEXT, {"prompt": [[5]] * 129}, "prompt", "at most 128"),
     (TEXT, {"prompt": "a", "stop": ["b", "a" * 1001]}, "stop", "at most 1000 characters"),
     (

@@ -170,13 +170,6 @@ def test_a_report_lists_every_edit_in_the_final_object(steered: Running, is_stre
 def test_a_scoring_request_is_steered_where_it_says_so(steered: Running) -> None:
     fields = {"max_tokens": 1, "temperature": 0, "logprobs": 1}
     plain = completion(steered, **fields)
-    report = {"score_steered": True, "return_steering_report": True, **edits(SET)}
-    status, error = refused(steered, TEXT, **fields, **report)
-    assert (status, error["code"], error["param"]) == (
-        400,
-        "field_not_honoured",
-        "return_steering_report",
-    )
     status, error = refused(steered, TEXT, **fields, **edits(SET))
     assert (status, error["code"], error["param"]) == (400, "field_not_honoured", "interventions")
     answer = completion(steered, score_steered=True, **fields, **edits(SET))
@@ -301,15 +294,3 @@ def test_an_answer_has_the_log_probabilities_of_what_it_wrote(steered: Running, 
     plain = ask(steered, **edits(), **LOGPROBS).json()["service"]["logprobs"]
     for one in plain:
         assert one["steered"]["logprob"] == pytest.approx(one["plain"]["logprob"], abs=0.05)
-
-
-def test_log_probabilities_that_cannot_be_given_are_refused_by_name(steered: Running) -> None:
-    for fields in (
-        {"return_logprobs": {"top": 21}},
-        {"return_logprobs": {"of": []}},
-        {"return_logprobs": {"top": 1, "more": 1}},
-        {"logprobs": True, **LOGPROBS},
-    ):
-        status, error = refused(steered, **fields)
-        assert status == 400
-        assert error["param"].startswith("return_logprobs")

@@ -11,7 +11,7 @@ from steerserve import demo
 from tests.service import JSON, Running
 
 MODEL = demo.MODEL_NAME
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -37,10 +37,8 @@ FROM = ("`", "Input should", "Extra inputs", "Expected", "(byte", "codec", "Stru
 
 CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     # names of models
-    ("POST", CHAT, chat(model=MODEL[:-2]), (NEAREST,)),
     ("POST", CHAT, chat(model=f"{MODEL} "), (NEAREST,)),
     ("POST", CHAT, chat(model=MODEL.title()), (NEAREST,)),
-    ("POST", CHAT, chat(model="gpt-4"), ("the known models are", MODEL)),
     ("GET", f"/v1/models/{MODEL[1:]}", None, (NEAREST,)),
     ("POST", f"/api/models/{MODEL}/load", None, ("plain digits", "GET /api/models")),
     # fields
@@ -51,48 +49,11 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
         ("edits[0].scale", "the known fields are", "'op'"),
     ),
     ("POST", TEXT, text(**edits(add(150), add(150))), ("sum up to 300", "from -200 to 200")),
-    ("POST", TEXT, text(return_logprobs={"k": 1}), ("return_logprobs.k", "unknown field")),
     (
         "POST",
         TEXT,
         text(**edits(add(1, positions=5))),
         ("positions: must be a string or an object or null",),
-    ),
-    (
-        "POST",
-        TEXT,
-        text(return_sae_activations={"layer": 1}),
-        ("no SAE is attached at layer 1",),
-    ),
-    ("POST", CHAT, chat(stop=5), ("stop: must be a string or a list",)),
-    ("POST", CHAT, text(), ("messages: is required", "/v1/completions")),
-    ("POST", TEXT, chat(), ("prompt: is required", "/v1/chat/completions")),
-    ("POST", CHAT, chat(tools=[{}]), ("tools", "response_format")),
-    ("POST", TEXT, text(n=2), ("n: not honoured", "several prompts")),
-    ("POST", CHAT, chat(logprobs=True, max_tokens=5), ("max_tokens: 1", "return_logprobs")),
-    (
-        "POST",
-        RESPONSES,
-        {"model": MODEL, "input": "Hi", "store": True},
-        ("no response is stored", "store: false"),
-    ),
-    (
-        "POST",
-        RESPONSES,
-        {"model": MODEL, "input": "Hi", "background": True},
-        ("no response is stored",),
-    ),
-    (
-        "POST",
-        RESPONSES,
-        {"model": MODEL, "input": "Hi", "max_tokens": 5},
-        ("send max_output_tokens",),
-    ),
-    (
-        "POST",
-        "/v1/embeddings",
-        {"model": MODEL, "input": [1, 2]},
-        ("token ids are not taken", "check_embedding_ctx_length=False"),
     ),
     (
         "POST",
@@ -133,7 +94,6 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ),
     # bodies
     ("POST", CHAT, b'{"model": "x",\n "temperature": NaN}', ("NaN at line 2, column 17",)),
-    ("POST", CHAT, b"", ("the body is empty",)),
     ("POST", CHAT, b'{"model": "\xe9"}', ("byte 0xe9 at line 1, column 12", "send UTF-8")),
     ("POST", CHAT, b'{"model": "x"\n "a"}', ("line 2, column 2",)),
     # routes
