@@ -7,9 +7,9 @@ from typing import Any
 import jinja2
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.messages.prompts import Continuation
 from steerserve.messages.tokenizing import Spelling, tokens_of
+from tests.refusals import refusal_of
 
 PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}<|assistant|>"
 TRIMMED = PLAIN.replace("m.content", "m.content | trim")
@@ -53,9 +53,8 @@ def test_contents_are_found_where_the_template_writes_them(
 
 
 def test_a_template_that_changes_contents_is_refused() -> None:
-    with pytest.raises(Refusal) as refused:
-        located(LOUD, said("user", "hello"))
-    assert refused.value.code == "INVALID_INTERVENTION"
+    refused = refusal_of(located, LOUD, said("user", "hello"))
+    assert refused.code == "INVALID_INTERVENTION"
 
 
 @pytest.mark.parametrize(

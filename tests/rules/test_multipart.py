@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules import multipart
+from tests.refusals import refusal_of
 
 KIND = "multipart/form-data; boundary=xyz"
 
@@ -63,6 +63,5 @@ def test_a_boundary_may_be_quoted_and_text_may_stand_around_the_form() -> None:
     ],
 )
 def test_what_is_no_complete_form_is_refused(kind: str, body: bytes) -> None:
-    with pytest.raises(Refusal) as refused:
-        multipart.parts(kind, body)
-    assert refused.value.code == "VALIDATION_ERROR"
+    refused = refusal_of(multipart.parts, kind, body)
+    assert refused.code == "VALIDATION_ERROR"

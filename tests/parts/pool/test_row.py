@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.parts import encoded
 from steerserve.parts.pool.form import Pool
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import formats
+from tests.refusals import refusal_of
 from tests.worker.live.test_monitor import states
 from tests.worker.running import STORY, Bench
 from tests.worker.saes import arrays, config_v6, reference, source, write
@@ -92,6 +92,5 @@ def test_a_text_without_positions_has_an_empty_vector(llama: Checkpoint, tmp_pat
 
 
 def test_a_pool_needs_its_sae(llama: Checkpoint) -> None:
-    with pytest.raises(Refusal) as refused:
-        Bench(llama).score(1, STORY, pool=Pool("gone@0", "max"))
-    assert refused.value.code == "SAE_NOT_ATTACHED"
+    refused = refusal_of(Bench(llama).score, 1, STORY, pool=Pool("gone@0", "max"))
+    assert refused.code == "SAE_NOT_ATTACHED"

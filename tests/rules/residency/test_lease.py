@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.residency import lease as leases
 from steerserve.rules.residency import lease_status
 from steerserve.rules.residency.lease import Book, End, Lease, LeaseLimits, Terms
+from tests.refusals import refusal_of
 
 ID, OTHER_ID = "lease_right", "lease_wrong"
 MODEL, OTHER = 1, 2
@@ -35,12 +35,6 @@ def granted(
 def current(book: Book) -> Lease:
     assert book.current is not None
     return book.current
-
-
-def refusal(step: Any, *given: Any) -> Refusal:
-    with pytest.raises(Refusal) as refused:
-        step(*given)
-    return refused.value
 
 
 # ---------------------------------------------------------------------- what is asked for
@@ -91,7 +85,7 @@ BAD_TTL = [0, -1, 7201, 10**400, True, False, 60.0, 1.5, float("nan"), "60", [60
 def test_a_bad_field_is_refused_with_its_name_and_limit(
     body: Any, param: str, maximum: int | None
 ) -> None:
-    refused = refusal(leases.terms, body, LIMITS)
+    refused = refusal_of(leases.terms, body, LIMITS)
     assert (refused.code, refused.param) == ("INVALID_LEASE_REQUEST", param)
     assert refused.details.get("maximum") == maximum
     assert maximum is None or str(maximum) in refused.message
@@ -110,7 +104,7 @@ def test_a_bad_field_is_refused_with_its_name_and_limit(
 def test_a_text_of_blanks_or_with_a_control_character_is_refused_by_name(
     field: str, text: str, words: str
 ) -> None:
-    refused = refusal(leases.terms, FINE | {field: text}, LIMITS)
+    refused = refusal_of(leases.terms, FINE | {field: text}, LIMITS)
     assert (refused.code, refused.param) == ("INVALID_LEASE_REQUEST", field)
     assert words in refused.message
 
@@ -124,16 +118,16 @@ def test_a_reason_may_have_tabs_and_line_ends_and_no_text_is_trimmed() -> None:
 @pytest.mark.parametrize("ttl", BAD_TTL)
 def test_a_bad_time_is_refused_and_never_clamped(ttl: Any) -> None:
     for refused in (
-        refusal(leases.terms, FINE | {"ttl_seconds": ttl}, LIMITS),
-        refusal(leases.renewal, {"ttl_seconds": ttl}, LIMITS),
+        refusal_of(leases.terms, FINE | {"ttl_seconds": ttl}, LIMITS),
+        refusal_of(leases.renewal, {"ttl_seconds": ttl}, LIMITS),
     ):
         assert (refused.code, refused.param) == ("INVALID_LEASE_REQUEST", "ttl_seconds")
         assert refused.details == {"minimum": 1, "maximum": 7200}
 
 
 def test_a_renewal_takes_nothing_but_a_time() -> None:
-    assert refusal(leases.renewal, FINE, LIMITS).param == "holder"
-    assert refusal(leases.renewal, [], LIMITS).param == "body"
+    assert refusal_of(leases.renewal, FINE, LIMITS).param == "holder"
+    assert refusal_of(leases.renewal, [], LIMITS).param == "body"
     assert leases.renewal(None, LIMITS) == 7200
 
 
@@ -147,14 +141,14 @@ def test_the_limits_are_the_ones_given() -> None:
         ({"reason": "rrrr"}, 3),
         ({"ttl_seconds": 11}, 10),
     ):
-        assert refusal(leases.terms, FINE | change, limits).details["maximum"] == maximum
+        assert refusal_of(leases.terms, FINE | change, limits).details["maximum"] == maximum
 
 
 @pytest.mark.parametrize("header", [None, "", "x" * 201])
 def test_an_id_that_must_be_there_is_asked_for_by_the_name_of_its_header(
     header: str | None,
 ) -> None:
-    refused = refusal(leases.required_id, header)
+    refused = refusal_of(leases.required_id, header)
     assert (refused.code, refused.param) == ("INVALID_LEASE_REQUEST", "X-Service-Lease")
     assert "X-Service-Lease" in refused.message
     assert leases.required_id("x" * 200) == "x" * 200
@@ -192,7 +186,7 @@ def test_all_times_of_a_book_move_with_the_clock() -> None:
 def test_at_most_one_lease_is_live() -> None:
     book = granted()
     for model in (MODEL, OTHER):
-        refused = refusal(granted, book, OTHER_ID, 59, model)
+        refused = refusal_of(granted, book, OTHER_ID, 59, model)
         assert refused.code == "MODEL_LEASED"
         assert refused.details == {
             "holder": "nightly",
@@ -248,7 +242,7 @@ def test_an_unknown_id_and_one_of_another_model_are_not_found(
 ) -> None:
     book = granted()
     for known in (book, leases.release(book, MODEL, ID, T0), Book()):
-        refused = refusal(STEPS[step], known, model, lease_id, T0)
+        refused = refusal_of(STEPS[step], known, model, lease_id, T0)
         assert refused.code == "LEASE_NOT_FOUND"
         assert "restart" in refused.message
 
@@ -259,15 +253,15 @@ def test_an_ended_lease_says_how_it_ended(step: str, reason: str) -> None:
     book = ENDS[reason](granted())
     assert book.current is None
     for known in (book, granted(book, OTHER_ID, 61)):
-        refused = refusal(STEPS[step], known, MODEL, ID, after(62))
+        refused = refusal_of(STEPS[step], known, MODEL, ID, after(62))
         assert refused.code == "LEASE_EXPIRED"
         assert refused.details["end_reason"] == reason
-        assert refusal(STEPS[step], known, OTHER, ID, after(62)).code == "LEASE_NOT_FOUND"
+        assert refusal_of(STEPS[step], known, OTHER, ID, after(62)).code == "LEASE_NOT_FOUND"
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_lease_expires_for_the_step_that_comes_too_late(step: str) -> None:
-    refused = refusal(STEPS[step], granted(), MODEL, ID, after(60))
+    refused = refusal_of(STEPS[step], granted(), MODEL, ID, after(60))
     assert (refused.code, refused.details["end_reason"]) == ("LEASE_EXPIRED", "expired")
     assert refused.details["ended_at"] == "2026-03-01T12:01:00Z"
 
@@ -295,7 +289,7 @@ def test_the_last_ended_leases_are_remembered_and_the_others_forgotten() -> None
     for number in range(5):
         book = leases.release(granted(book, f"id{number}"), MODEL, f"id{number}", T0)
     assert len(book.ended) == 3
-    codes = [refusal(leases.release, book, MODEL, f"id{n}", T0).code for n in range(5)]
+    codes = [refusal_of(leases.release, book, MODEL, f"id{n}", T0).code for n in range(5)]
     assert codes == ["LEASE_NOT_FOUND"] * 2 + ["LEASE_EXPIRED"] * 3
 
 

@@ -11,6 +11,7 @@ from steerserve.rules.residency.memory_fit import PlacementPlan, plan
 from steerserve.rules.residency.memory_needs import Device, Needs, working_bytes
 from steerserve.rules.residency.placement import GpuChoice, GpuRequest
 from steerserve.rules.units import MIB
+from tests.refusals import refusal_of
 
 AUTO, ALL = GpuRequest(), GpuRequest(GpuChoice.ALL)
 NEEDS = Needs(
@@ -32,10 +33,8 @@ def card(index: int, free: int, context: int = 500) -> Device:
     return Device(f"cuda:{index}", f"card {index}", free, context, index)
 
 
-def refusal_of(needs: Needs, devices: list[Device], wanted: GpuRequest = AUTO) -> Refusal:
-    with pytest.raises(Refusal) as refused:
-        plan(needs, devices, wanted)
-    return refused.value
+def unplaced(needs: Needs, devices: list[Device], wanted: GpuRequest = AUTO) -> Refusal:
+    return refusal_of(plan, needs, devices, wanted)
 
 
 @pytest.mark.shows("states.3")
@@ -49,7 +48,7 @@ def test_the_card_with_most_free_memory_is_taken() -> None:
 @pytest.mark.shows("resource-errors.1")
 def test_a_card_fits_to_the_last_mebibyte() -> None:
     assert plan(NEEDS, [card(0, WHOLE + 500)], AUTO).shares[0].needed_mb == WHOLE + 500
-    refused = refusal_of(NEEDS, [card(0, WHOLE + 499)])
+    refused = unplaced(NEEDS, [card(0, WHOLE + 499)])
     assert refused.code == "INSUFFICIENT_MEMORY"
     assert refused.details == {
         "before_loading": True,
@@ -78,20 +77,20 @@ def test_a_card_fits_to_the_last_mebibyte() -> None:
 
 def test_a_model_that_would_fit_an_empty_card_may_be_tried_again() -> None:
     busy = replace(card(0, 700), total_mb=9000)
-    assert refusal_of(NEEDS, [busy]).details["can_ever_fit"] is True
+    assert unplaced(NEEDS, [busy]).details["can_ever_fit"] is True
     small = replace(card(0, 700), total_mb=900)
-    refused = refusal_of(NEEDS, [small])
+    refused = unplaced(NEEDS, [small])
     assert refused.details["can_ever_fit"] is False
     assert refused.is_final
     # two small cards hold it together when both are empty
     both = [replace(small, total_mb=1200), replace(small, label="cuda:1", index=1, total_mb=1200)]
-    assert refusal_of(NEEDS, both).details["can_ever_fit"] is True
+    assert unplaced(NEEDS, both).details["can_ever_fit"] is True
 
 
 def test_a_kv_cache_of_a_set_size_is_part_of_what_has_to_fit() -> None:
     needs = replace(NEEDS, kv_named=100 * MIB)
     assert plan(needs, [card(0, WHOLE + 590)], AUTO).shares[0].kv_mb == 100
-    refused = refusal_of(needs, [card(0, WHOLE + 589)])
+    refused = unplaced(needs, [card(0, WHOLE + 589)])
     assert "a KV cache of 100 MiB (KV_CACHE_MB)" in refused.message
     shares = plan(needs, [card(0, 1250), card(1, 1250)], AUTO).shares
     assert [share.kv_mb for share in shares] == [50, 50]
@@ -101,7 +100,7 @@ def test_a_set_kv_cache_that_holds_too_few_tokens_is_refused_with_every_figure()
     # 10 layers take 10 KiB a token: 9 MiB are 921 tokens, 896 in whole steps
     needs = replace(NEEDS, kv_named=9 * MIB, kv_step=32)
     assert needs.kv_tokens_named == 896
-    refused = refusal_of(needs, [card(0, 90_000)])
+    refused = unplaced(needs, [card(0, 90_000)])
     assert refused.code == "INSUFFICIENT_MEMORY"
     assert "holds 896 tokens of this model; at least 1024 are needed" in refused.message
     assert (refused.details["can_ever_fit"], refused.details["short_devices"]) == (False, [])
@@ -123,13 +122,13 @@ def test_a_host_is_one_card_without_a_context() -> None:
     host = Device("cpu", "host memory", WHOLE)
     found = plan(NEEDS, [host], ALL)
     assert (found.mode, found.reason, found.gpu_indices) == ("single", "host_memory", [])
-    assert refusal_of(NEEDS, [replace(host, free_mb=WHOLE - 1)]).details["short_devices"] == ["cpu"]
+    assert unplaced(NEEDS, [replace(host, free_mb=WHOLE - 1)]).details["short_devices"] == ["cpu"]
 
 
 def test_a_named_card_is_not_exchanged_for_another() -> None:
     wanted = GpuRequest(GpuChoice.CARD, index=1)
     assert plan(NEEDS, [card(1, 2000)], wanted).reason == "requested_card"
-    assert refusal_of(NEEDS, [card(1, 100)], wanted).details["short_devices"] == ["cuda:1"]
+    assert unplaced(NEEDS, [card(1, 100)], wanted).details["short_devices"] == ["cuda:1"]
 
 
 def test_a_model_no_card_holds_is_split_in_the_order_of_its_layers() -> None:
@@ -157,7 +156,7 @@ def test_layers_move_to_a_card_with_room() -> None:
 
 
 def test_a_split_that_cannot_fit_names_every_card() -> None:
-    refused = refusal_of(NEEDS, [card(0, 700), card(1, 1100)])
+    refused = unplaced(NEEDS, [card(0, 700), card(1, 1100)])
     assert refused.code == "INSUFFICIENT_MEMORY"
     assert [entry["device"] for entry in refused.details["per_card"]] == ["cuda:0", "cuda:1"]
     assert refused.details["short_devices"]
@@ -173,7 +172,7 @@ def test_all_cards_get_a_part() -> None:
 
 @pytest.mark.shows("resource-errors.5")
 def test_a_card_that_would_get_nothing_is_told() -> None:
-    refused = refusal_of(NEEDS, [card(0, 9000), card(1, 510)], ALL)
+    refused = unplaced(NEEDS, [card(0, 9000), card(1, 510)], ALL)
     assert refused.code == "SPLIT_NOT_HONOURED"
     assert refused.details["unused_devices"] == ["cuda:1"]
     assert refused.details["mapped_mb_by_device"] == {"cuda:0": 1100, "cuda:1": 0}
@@ -182,7 +181,7 @@ def test_a_card_that_would_get_nothing_is_told() -> None:
 @pytest.mark.shows("resource-errors.5")
 def test_more_cards_than_layers_cannot_all_be_used() -> None:
     needs = replace(NEEDS, layers=(MIB,))
-    refused = refusal_of(needs, [card(0, 9000), card(1, 9000)], ALL)
+    refused = unplaced(needs, [card(0, 9000), card(1, 9000)], ALL)
     assert refused.code == "SPLIT_NOT_HONOURED"
     assert len(refused.details["unused_devices"]) == 1
 

@@ -15,6 +15,7 @@ from steerserve.rules.residency import swap
 from steerserve.rules.residency.lease import Lease
 from steerserve.rules.residency.lock import Lock, LockedBy
 from steerserve.rules.residency.swap import Phase, Step, View
+from tests.refusals import refusal_of
 
 SAME, ANOTHER = 1, 2
 E, LG, LD, U = Phase.EMPTY, Phase.LOADING, Phase.LOADED, Phase.UNLOADING
@@ -97,9 +98,7 @@ def check(ask: str, seen: View, asked: int, expected: str) -> None:
 
 
 def refused(ask: str, seen: View, asked: int) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        ASK[ask](seen, asked)
-    return error.value
+    return refusal_of(ASK[ask], seen, asked)
 
 
 @pytest.mark.parametrize(("phase", "unloading"), [(LG, False), (U, True)])
@@ -250,15 +249,13 @@ def test_a_locked_model_whose_engine_ended_keeps_its_place() -> None:
     view = View(lock=replace(LOCK, is_waiting=True))
     assert view.locked_id == SAME
     assert swap.may_serve(view, SAME, "resident") is Step.LOAD
-    with pytest.raises(Refusal) as refused:
-        swap.may_serve(view, ANOTHER, "other")
-    assert refused.value.code == "MODEL_LOCKED"
-    assert refused.value.details["locked_model_id"] == SAME
-    assert refused.value.details["resident_model_id"] is None
-    assert "its engine ended" in refused.value.message
-    with pytest.raises(Refusal) as refused:
-        swap.may_lock(view, ANOTHER)
-    assert refused.value.code == "MODEL_LOCKED"
-    assert refused.value.details["locked_model_name"] == "resident"
-    assert refused.value.details["resident_model_name"] is None
+    refused = refusal_of(swap.may_serve, view, ANOTHER, "other")
+    assert refused.code == "MODEL_LOCKED"
+    assert refused.details["locked_model_id"] == SAME
+    assert refused.details["resident_model_id"] is None
+    assert "its engine ended" in refused.message
+    refused = refusal_of(swap.may_lock, view, ANOTHER)
+    assert refused.code == "MODEL_LOCKED"
+    assert refused.details["locked_model_name"] == "resident"
+    assert refused.details["resident_model_name"] is None
     swap.may_load(view, ANOTHER)  # the management does not read the lock
