@@ -12,21 +12,20 @@ from hypothesis import strategies as st
 from steerserve.errors import Refusal
 from steerserve.parts.activations import form as activations
 from steerserve.parts.activations.form import Activations, Positions
+from steerserve.rules.inference.names import CHECKPOINT, GGUF
+from tests.refusals import refusal_of
 from tests.rules.steering.saes import Sae
 
 MAXIMUM = 64
 ENTRIES = 65_536
-
 
 ONE = Sae("sae_a", 3, 100)
 TWO = Sae("sae_b", 5, 10)
 TWICE = Sae("sae_a", 7, 100)
 
 
-def refusal_of(raw: Any, maximum: int = MAXIMUM) -> Refusal:
-    with pytest.raises(Refusal) as refused:
-        activations.parse_value(raw, maximum)
-    return refused.value
+def fault_of(raw: Any, maximum: int = MAXIMUM) -> Refusal:
+    return refusal_of(activations.parse_value, raw, maximum)
 
 
 # ------------------------------------------------------------------ what may be asked
@@ -106,7 +105,7 @@ def test_the_default_of_top_k_is_never_over_a_lower_maximum() -> None:
     ],
 )
 def test_anything_else_is_refused_naming_the_part(raw: Any, part: str) -> None:
-    refused = refusal_of(raw)
+    refused = fault_of(raw)
     name = f"return_sae_activations.{part}" if part else "return_sae_activations"
     assert (refused.code, refused.row.v1) == ("SAE_ACTIVATIONS_REFUSED", 400)
     assert refused.param == name
@@ -114,8 +113,8 @@ def test_anything_else_is_refused_naming_the_part(raw: Any, part: str) -> None:
 
 
 def test_top_k_over_the_servers_maximum_is_refused_with_the_maximum() -> None:
-    assert "from 1 to 8" in refusal_of({"top_k": 9}, 8).message
-    assert "more than 8 features" in refusal_of({"features": list(range(9))}, 8).message
+    assert "from 1 to 8" in fault_of({"top_k": 9}, 8).message
+    assert "more than 8 features" in fault_of({"features": list(range(9))}, 8).message
 
 
 # ------------------------------------------------------------------ the SAE meant
@@ -165,11 +164,10 @@ def test_the_sae_meant_is_the_one_named_or_the_only_one(
 def test_no_sae_several_or_a_feature_past_its_width_is_refused(
     asked: Activations, attached: list[Sae], part: str, words: str
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        activations.find_sae(asked, attached)
-    assert (refused.value.code, refused.value.row.v1) == ("SAE_ACTIVATIONS_REFUSED", 400)
-    assert refused.value.param == f"return_sae_activations.{part}"
-    assert words in refused.value.message
+    refused = refusal_of(activations.find_sae, asked, attached)
+    assert (refused.code, refused.row.v1) == ("SAE_ACTIVATIONS_REFUSED", 400)
+    assert refused.param == f"return_sae_activations.{part}"
+    assert words in refused.message
 
 
 # ------------------------------------------------------------------ how many
@@ -221,11 +219,10 @@ def test_exactly_the_maximum_of_entries_is_served_and_more_is_refused(
         with pytest.raises(Refusal):
             activations.check_entries(positions, top_k, prompt, length, entries - 1)
         return
-    with pytest.raises(Refusal) as refused:
-        activations.check_entries(positions, top_k, prompt, length, ENTRIES)
-    assert (refused.value.code, refused.value.row.v1) == ("SAE_ACTIVATIONS_REFUSED", 400)
-    assert refused.value.details == {"entries": entries, "max_entries": ENTRIES}
-    assert str(entries) in refused.value.message
+    refused = refusal_of(activations.check_entries, positions, top_k, prompt, length, ENTRIES)
+    assert (refused.code, refused.row.v1) == ("SAE_ACTIVATIONS_REFUSED", 400)
+    assert refused.details == {"entries": entries, "max_entries": ENTRIES}
+    assert str(entries) in refused.message
 
 
 # ------------------------------------------------------------------ which of each pass
@@ -297,6 +294,13 @@ def test_a_part_lies_in_its_pass_and_the_whole_is_within_the_worst_case(
         assert start <= low <= high <= end
     count = len(wanted(positions, prompt, passes[-1][1]))
     assert count <= activations.most_positions(positions, prompt, sampled)
+
+
+def test_they_are_refused_for_gguf() -> None:
+    asked = Activations(top_k=5)
+    activations.ACTIVATIONS.check_engine(asked, CHECKPOINT)
+    refused = refusal_of(activations.ACTIVATIONS.check_engine, asked, GGUF)
+    assert refused.code == "SAE_ACTIVATIONS_REFUSED"
 
 
 DECODING = [(0, 3), (3, 5), (5, 6), (6, 7), (7, 8)]

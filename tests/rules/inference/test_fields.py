@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steerserve.errors import Refusal
-from steerserve.parts.activations.form import ACTIVATIONS, Activations
 from steerserve.rules.inference import fields, names
 from steerserve.rules.inference.names import CHAT, CHECKPOINT, COMPLETIONS, EMBEDDINGS, GGUF
 from tests import SHARED
+from tests.refusals import refusal_of
 
 TABLE = """
 | Field | Chat (checkpoint engine) | Chat (GGUF) | Completions | Embeddings |
@@ -131,10 +131,8 @@ def printed(names: list[str]) -> str:
     return f"| {', '.join(names)} | {' | '.join(found)} |"
 
 
-def refusal_of(route: str, body: dict[str, Any], engine: str = CHECKPOINT) -> Refusal:
-    with pytest.raises(Refusal) as refused:
-        fields.check_honoured(route, fields.changing(body), engine)
-    return refused.value
+def not_honoured(route: str, body: dict[str, Any], engine: str = CHECKPOINT) -> Refusal:
+    return refusal_of(fields.check_honoured, route, fields.changing(body), engine)
 
 
 def test_what_the_rules_hold_is_the_table_of_the_specification() -> None:
@@ -174,7 +172,7 @@ def test_a_field_is_honoured_or_refused_by_name_as_the_table_says(
     if is_honoured:
         fields.check_honoured(route, fields.changing(body), engine)
         return
-    refused = refusal_of(route, body, engine)
+    refused = not_honoured(route, body, engine)
     assert (refused.code, refused.row.v1, refused.row.v1_code) == (
         "FIELD_NOT_HONOURED",
         400,
@@ -189,18 +187,18 @@ def test_a_field_is_honoured_or_refused_by_name_as_the_table_says(
 
 def test_a_refusal_names_every_field_that_is_not_honoured_in_the_order_of_the_request() -> None:
     body = {"tools": [1], "user": "me", "seed": 4, "logit_bias": {"1": 2}, "n": 1}
-    refused = refusal_of(CHAT, body)
+    refused = not_honoured(CHAT, body)
     assert refused.param == "tools"
     assert refused.details["fields"] == ["tools", "logit_bias"]
     assert "tools, logit_bias" in refused.message
-    assert refusal_of(CHAT, body, GGUF).details["fields"] == ["tools", "seed", "logit_bias"]
+    assert not_honoured(CHAT, body, GGUF).details["fields"] == ["tools", "seed", "logit_bias"]
 
 
 @pytest.mark.parametrize(("route", "engine"), EVERYWHERE)
 def test_the_refusal_of_steering_names_the_field_that_steers_where_there_is_one(
     route: str, engine: str
 ) -> None:
-    refused = refusal_of(route, {"steering": ASKS["steering"]}, engine)
+    refused = not_honoured(route, {"steering": ASKS["steering"]}, engine)
     is_there = route != EMBEDDINGS and engine == CHECKPOINT
     assert ("send sae_steering" in refused.message) == is_there
 
@@ -287,12 +285,11 @@ def test_log_probabilities_or_allowed_tokens_make_a_request_a_scoring_one(
 
 @pytest.mark.parametrize("name", ["profile", "steering_intensity", "sae_steering", "interventions"])
 def test_what_steers_is_refused_by_name_on_a_scoring_request(name: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        fields.check_scoring({"logprobs": True, name: ASKS[name], "seed": 1})
-    assert refused.value.row.v1 == 400
-    assert refused.value.param == name
-    assert refused.value.details["fields"] == [name]
-    assert name in refused.value.message
+    refused = refusal_of(fields.check_scoring, {"logprobs": True, name: ASKS[name], "seed": 1})
+    assert refused.row.v1 == 400
+    assert refused.param == name
+    assert refused.details["fields"] == [name]
+    assert name in refused.message
 
 
 @pytest.mark.parametrize("route", [CHAT, COMPLETIONS])
@@ -512,12 +509,11 @@ SCHEMA = {"name": "a", "schema": {}}
 def test_an_unknown_field_inside_what_says_what_is_written_is_refused(
     route: str, body: dict[str, Any], where: str, hint: str
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        fields.check_whole(route, body)
-    assert refused.value.row.v1 == 400
-    assert refused.value.param == where
-    assert refused.value.message.startswith(f"{where}: ")
-    assert hint in refused.value.message
+    refused = refusal_of(fields.check_whole, route, body)
+    assert refused.row.v1 == 400
+    assert refused.param == where
+    assert refused.message.startswith(f"{where}: ")
+    assert hint in refused.message
 
 
 def test_a_null_inside_what_says_what_is_written_is_no_field() -> None:
@@ -572,22 +568,20 @@ def test_the_strict_header_has_four_values(header: str | None, is_strict: bool |
 
 @pytest.mark.parametrize("header", ["", "yes", "on", "2", "01", "true, true", "null", "trüe"])
 def test_any_other_strict_header_is_refused_by_name(header: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        fields.is_strict(header)
-    assert refused.value.row.v1 == 400
-    assert refused.value.param == "X-Service-Strict"
-    assert "X-Service-Strict" in refused.value.message
+    refused = refusal_of(fields.is_strict, header)
+    assert refused.row.v1 == 400
+    assert refused.param == "X-Service-Strict"
+    assert "X-Service-Strict" in refused.message
 
 
 @pytest.mark.shows("request-validation.4")
 def test_strict_names_every_unused_location_and_accepts_none() -> None:
     fields.check_strict([])
-    with pytest.raises(Refusal) as refused:
-        fields.check_strict(["user", "messages[0].mood"])
-    assert (refused.value.row.v1, refused.value.row.v1_code) == (400, "unused_fields_refused")
-    assert refused.value.param == "user"
-    assert refused.value.details["fields"] == ["user", "messages[0].mood"]
-    assert "user, messages[0].mood" in refused.value.message
+    refused = refusal_of(fields.check_strict, ["user", "messages[0].mood"])
+    assert (refused.row.v1, refused.row.v1_code) == (400, "unused_fields_refused")
+    assert refused.param == "user"
+    assert refused.details["fields"] == ["user", "messages[0].mood"]
+    assert "user, messages[0].mood" in refused.message
 
 
 # ------------------------------------------------------------------ the header of ignored fields
@@ -692,14 +686,6 @@ def test_a_body_full_of_unused_fields_is_cut_in_one_pass() -> None:
 # ---------------------------------------------------------------------- the engine of the named model
 
 
-def test_activations_are_refused_for_gguf() -> None:
-    asked = Activations(top_k=5)
-    ACTIVATIONS.check_engine(asked, CHECKPOINT)
-    with pytest.raises(Refusal) as refused:
-        ACTIVATIONS.check_engine(asked, GGUF)
-    assert refused.value.code == "SAE_ACTIVATIONS_REFUSED"
-
-
 @pytest.mark.shows("request-validation.6")
 def test_template_variables_are_reported_for_gguf() -> None:
     body = {"chat_template_kwargs": {"thinking": True}}
@@ -723,9 +709,8 @@ def test_the_load_policy_says_whether_a_request_may_load(
 
 @pytest.mark.parametrize("header", ["", "never", "auto, refuse"])
 def test_any_other_load_policy_is_refused_by_its_name(header: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        fields.may_load(header)
-    assert (refused.value.code, refused.value.param) == (
+    refused = refusal_of(fields.may_load, header)
+    assert (refused.code, refused.param) == (
         "INVALID_PARAMETER",
         "X-Service-Load-Policy",
     )
@@ -774,27 +759,3 @@ def test_responses_honour_fields_under_their_own_names(
 @pytest.mark.parametrize("name", ["reponse_format", "responseFormat", "response_formats"])
 def test_a_field_that_is_nearly_one_that_steers_nothing_is_only_unused(name: str) -> None:
     assert fields.near_steering_field(name) is None
-
-
-@pytest.mark.parametrize(
-    ("form", "where", "hint"),
-    [
-        (
-            {"type": "json_object", "json_schema": {}},
-            "response_format.json_schema",
-            "only a response_format of type 'json_schema' has other fields than type",
-        ),
-        (
-            {"type": "json_schema", "json_schema": {"nam": "card"}},
-            "response_format.json_schema.nam",
-            "the nearest known field is 'name'",
-        ),
-    ],
-)
-def test_a_field_inside_a_format_is_read_by_its_type(
-    form: dict[str, Any], where: str, hint: str
-) -> None:
-    with pytest.raises(Refusal) as refused:
-        fields.check_whole(CHAT, {"response_format": form})
-    assert (refused.value.code, refused.value.param) == ("RESPONSE_FORMAT_UNSUPPORTED", where)
-    assert hint in refused.value.message
