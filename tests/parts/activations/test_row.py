@@ -15,7 +15,6 @@ from torch import Tensor
 
 from steerserve import messages as m
 from steerserve.engines.checkpoint.client import Launcher
-from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Piece, Plan, Refused, Scored, Suppressed, is_last
 from steerserve.parts import encoded
 from steerserve.parts.activations.form import Reading, Tap
@@ -28,6 +27,7 @@ from steerserve.worker.rows.goals import Ending
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import RESID_POST, RESID_PRE
 from tests import asking
+from tests.refusals import refusal_of, refused
 from tests.worker.running import (
     FIELDS,
     Answer,
@@ -72,8 +72,12 @@ def states(
     return found[0], found[0] + delta
 
 
-def check(readings: list[Reading], hidden: Tensor, tokens: list[int], positions: range) -> None:
-    """The readings are the whole encoding of `hidden` [T, d_in] at these positions, largest first and without zeros."""
+def check(
+    readings: list[Reading], hidden: Tensor, tokens: list[int], positions: range | None = None
+) -> None:
+    """The readings are the whole encoding of `hidden` [T, d_in] at these positions, or at all of these tokens, largest
+    first and without zeros."""
+    positions = range(len(tokens)) if positions is None else positions
     assert [r.position for r in readings] == list(positions)
     assert [r.token for r in readings] == [tokens[at] for at in positions]
     for reading in readings:
@@ -115,12 +119,7 @@ def test_readings_are_the_encoding_of_the_states_before_or_after_steering(
         answer = bench.ask(1, PROMPT, plan=OVERLAY, tap=tap(is_before=is_before), max_tokens=8)
         bench.run()
     before, after = states(model, passed(answer), ONE, site)
-    check(
-        bench.readings[1],
-        before if is_before else after,
-        passed(answer),
-        range(len(passed(answer))),
-    )
+    check(bench.readings[1], before if is_before else after, passed(answer))
 
 
 @pytest.mark.parametrize("part", [16, 1024])
@@ -182,8 +181,7 @@ def test_readings_beside_rows_of_other_lengths_are_the_rows_own(
     assert set(bench.readings) == set(plans)
     for i, (_, values) in plans.items():
         _, after = states(model, passed(answers[i]), values)
-        count = len(passed(answers[i]))
-        check(bench.readings[i], after, passed(answers[i]), range(count))
+        check(bench.readings[i], after, passed(answers[i]))
 
 
 def test_readings_follow_the_live_values_of_each_pass(llama: Checkpoint) -> None:
@@ -200,7 +198,7 @@ def test_readings_follow_the_live_values_of_each_pass(llama: Checkpoint) -> None
             bench.step()
     # passes are padded behind the tokens of the row
     found[0] = found[0][: len(answer.row.prompt)]
-    check(bench.readings[1], torch.cat(found), passed(answer), range(len(passed(answer))))
+    check(bench.readings[1], torch.cat(found), passed(answer))
 
 
 def test_a_scored_prompt_is_read_unsteered_at_every_token(
@@ -236,7 +234,7 @@ def test_a_text_that_stops_early_is_read_up_to_its_last_but_one_token(
     assert answer.finish == "stop"
     assert len(answer.tokens) < 24
     _, after = states(llama, passed(answer), ONE)
-    check(bench.readings[1], after, passed(answer), range(len(passed(answer))))
+    check(bench.readings[1], after, passed(answer))
 
 
 def test_many_positions_are_encoded_in_pieces_as_at_once(
@@ -245,7 +243,7 @@ def test_many_positions_are_encoded_in_pieces_as_at_once(
     monkeypatch.setattr(encoded, "ENCODE_BYTES", 7 * 4 * SAE.d_sae)
     bench, answer = tapped(llama, tap())
     _, after = states(llama, passed(answer), ONE)
-    check(bench.readings[1], after, passed(answer), range(len(passed(answer))))
+    check(bench.readings[1], after, passed(answer))
 
 
 def test_two_requests_may_read_the_same_sae_in_different_ways(llama: Checkpoint) -> None:
@@ -279,12 +277,7 @@ def test_only_the_sae_that_was_named_is_read_before_or_after_its_own_steering(
     before, after = states(llama, passed(answer), ONE)
     # hooks act in the order of attaching: what was attached before is in the stream already
     there = torch.zeros(32) if order == 1 else 1.5 * other.W_dec[4]
-    check(
-        bench.readings[1],
-        (before if is_before else after) + there,
-        passed(answer),
-        range(len(passed(answer))),
-    )
+    check(bench.readings[1], (before if is_before else after) + there, passed(answer))
 
 
 def test_readings_come_with_the_end_of_the_text(llama: Checkpoint) -> None:
@@ -352,7 +345,7 @@ def test_streamed_readings_beside_other_rows_are_the_rows_own(llama: Checkpoint)
         bench.run()
     assert plain.tokens == generated(llama, words(20), 10)
     _, after = states(llama, passed(one), ONE)
-    check(bench.readings[2], after, passed(one), range(len(passed(one))))
+    check(bench.readings[2], after, passed(one))
     assert two.tokens == whole.tokens
     assert at_each(bench.readings[3]).keys() == at_each(bench.readings[4]).keys()
     assert {reading.text for reading in bench.readings[4]} == {""}
@@ -431,6 +424,11 @@ def test_features_below_zero_are_ranked_by_their_size_and_equals_by_index(
 # ---------------------------------------------------------------- what it takes
 
 
+def of_class(kind: Callable[..., Sae], **changed: Any) -> Sae:
+    """The SAE as one of another class, with these parameters."""
+    return kind(**{f.name: getattr(SAE, f.name) for f in fields(Sae) if f.init} | changed)
+
+
 class Watched(Sae):
     """An SAE that notes how many rows it is given at once."""
 
@@ -454,8 +452,7 @@ def test_no_more_rows_are_encoded_at_once_than_their_features_have_room(
 ) -> None:
     # room for four rows of every feature: a choice among all of them needs them all, whichever are asked for
     monkeypatch.setattr(encoded, "ENCODE_BYTES", 4 * 4 * SAE.d_sae)
-    parameters = {f.name: getattr(SAE, f.name) for f in fields(Sae) if f.init}
-    watched = Watched(**{**parameters, "activation": activation, "k": 4})
+    watched = of_class(Watched, activation=activation, k=4)
     monkeypatch.setattr(Watched, "given", [])
     bench = Bench(llama)
     with bench.attached(KEY, watched, 1):
@@ -541,26 +538,25 @@ def test_the_worst_case_of_entries_is_bounded(
     if not entries:
         return
     bench = Bench(llama)
-    with bench.attached(KEY, SAE, 1), pytest.raises(Refusal) as refused:
-        bench.ask(1, PROMPT, tap=tap(positions, top_k=4, max_entries=entries - 1), max_tokens=10)
-    assert refused.value.code == "SAE_ACTIVATIONS_REFUSED"
-    assert refused.value.details["entries"] == entries
+    wanted = tap(positions, top_k=4, max_entries=entries - 1)
+    with bench.attached(KEY, SAE, 1):
+        refusal = refusal_of(bench.ask, 1, PROMPT, tap=wanted, max_tokens=10)
+    assert refusal.code == "SAE_ACTIVATIONS_REFUSED"
+    assert refusal.details["entries"] == entries
     assert bench.batch.is_idle
 
 
 def test_the_entries_of_a_scored_prompt_are_bounded(llama: Checkpoint) -> None:
     bench = Bench(llama)
-    with bench.attached(KEY, SAE, 1), pytest.raises(Refusal) as refused:
-        bench.score(1, PROMPT, tap=tap("prompt", top_k=4, max_entries=20))
-    assert refused.value.code == "SAE_ACTIVATIONS_REFUSED"
+    with bench.attached(KEY, SAE, 1):
+        refusal = refusal_of(bench.score, 1, PROMPT, tap=tap("prompt", top_k=4, max_entries=20))
+    assert refusal.code == "SAE_ACTIVATIONS_REFUSED"
     assert bench.batch.is_idle
 
 
 def test_an_sae_that_is_gone_is_refused_by_code(llama: Checkpoint) -> None:
     bench = Bench(llama)
-    with pytest.raises(Refusal) as refused:
-        bench.ask(1, PROMPT, tap=tap())
-    assert refused.value.code == "SAE_NOT_ATTACHED"
+    assert refusal_of(bench.ask, 1, PROMPT, tap=tap()).code == "SAE_NOT_ATTACHED"
 
 
 class BrokenSae(Sae):
@@ -568,7 +564,7 @@ class BrokenSae(Sae):
         raise RuntimeError("broken")
 
 
-BROKEN = BrokenSae(**{f.name: getattr(SAE, f.name) for f in fields(Sae) if f.init})
+BROKEN = of_class(BrokenSae)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -589,7 +585,7 @@ def test_an_encoding_that_fails_ends_its_own_request_only(
     assert set(bench.readings) == {4}
     assert plain.tokens == generated(llama, words(20), 16)
     _, after = states(llama, passed(fine), ONE)
-    check(bench.readings[4], after, passed(fine), range(len(passed(fine))))
+    check(bench.readings[4], after, passed(fine))
     assert bench.held_bytes == 0
 
 
@@ -618,9 +614,8 @@ def test_memory_that_runs_out_over_encoding_is_that_requests_and_given_back(
 ) -> None:
     given_back: list[int] = []
     monkeypatch.setattr(memory, "give_back", lambda: given_back.append(1))
-    greedy = Exhausted(**{f.name: getattr(SAE, f.name) for f in fields(Sae) if f.init})
     bench = Bench(llama)
-    with bench.attached(KEY, greedy, 1), capture_logs():
+    with bench.attached(KEY, of_class(Exhausted), 1), capture_logs():
         plain = bench.ask(1, words(20))
         bench.ask(2, PROMPT, tap=tap("last"), max_tokens=9)
         bench.score(3, PROMPT, tap=tap())
@@ -718,13 +713,12 @@ async def test_an_engine_tells_readings_and_refuses_a_tap_on_nothing(
     engine = await Launcher("CRITICAL", "json").launch()
     try:
         await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
-        with pytest.raises(Refusal) as refused:
-            await drained(wanted[0])
+        gone = await refused(drained(wanted[0]))
         await engine.change(attaching(path, 1))
         found = [await drained(which) for which in wanted]
     finally:
         await engine.stop()
-    assert refused.value.code == "SAE_NOT_ATTACHED"
+    assert gone.code == "SAE_NOT_ATTACHED"
     ids = [*llama.encode(PROMPT, special=True), *generated(llama, PROMPT, 8)][:-1]
     before, _ = states(llama, ids, {})
     for events, positions in zip(found, (range(5, 9), range(len(ids) - 1, len(ids))), strict=True):

@@ -16,9 +16,18 @@ from steerserve.messages import Echo, Suppressed
 from steerserve.worker.model.attention import attending_plainly
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import sites
-from tests.parts.activations_raw.test_row import IDS, at, found, numbers, own, reads
+from tests.parts.activations_raw.test_row import (
+    IDS,
+    at,
+    beside_another,
+    close,
+    found,
+    numbers,
+    own,
+    reads,
+)
 from tests.worker.models import ALONE, SERVED
-from tests.worker.running import Bench, generated, words
+from tests.worker.running import Bench, generated, passed, words
 
 Loaded = Callable[[str], Checkpoint]
 HEADS = ("q", "k", "v")
@@ -33,32 +42,21 @@ def layer_of(model: Checkpoint, site: str) -> int:
     return max(layer for one in listed if one.site == site for layer in one.layers or ())
 
 
-def close(read: np.ndarray[Any, Any], expected: Tensor) -> None:
-    np.testing.assert_allclose(read, expected.float().numpy(), rtol=2e-2, atol=2e-2)
-
-
 @pytest.mark.parametrize("name", WITH_HEADS)
 def test_queries_keys_and_values_are_those_that_attention_multiplies(
     loaded: Loaded, name: str
 ) -> None:
-    """In prefill and in decode steps, beside a row that reads nothing and keeps its text."""
+    """In prefill and in decode steps."""
     model = loaded(name)
     layer = layer_of(model, "q")
     places = [(site, layer) for site in HEADS]
-    bench = Bench(model)
-    other = bench.ask(1, words(9), max_tokens=12, plan=Suppressed())
-    answer = bench.ask(2, words(40), max_tokens=6, plan=Suppressed(), raw=reads(*places))
-    bench.run()
-    assert bench.refused == {}
-    chunk, tokens = found(answer.pieces), [*answer.row.prompt, *answer.tokens]
-    assert list(chunk.positions) == list(range(len(tokens) - 1))
-    for place, expected in enumerate(own(model, tokens[:-1], *places)):
+    answer, chunk = beside_another(model, 40, reads(*places))
+    for place, expected in enumerate(own(model, passed(answer), *places)):
         heads = sites.find(model.model, model.layers, *places[place]).heads
         read = numbers(chunk, place)
         assert read.shape == (len(expected), heads, expected.shape[1] // heads)
         close(read, expected.unflatten(1, (heads, -1)))
     assert answer.tokens == generated(model, words(40), 6)
-    assert other.tokens == generated(model, words(9), 12)
 
 
 @pytest.mark.parametrize("name", ["llama_wide", "gemma2"])
@@ -89,23 +87,17 @@ def test_what_a_compiled_attention_multiplies_gives_what_it_puts_out(
 def test_the_pattern_is_that_of_the_librarys_plain_attention(loaded: Loaded, name: str) -> None:
     model = loaded(name)
     layer = layer_of(model, "pattern")
-    bench, asked = Bench(model), reads(("pattern", layer), ("v", layer))
-    other = bench.ask(1, words(9), max_tokens=12, plan=Suppressed())
-    answer = bench.ask(2, words(40), max_tokens=6, plan=Suppressed(), raw=asked)
-    bench.run()
-    assert bench.refused == {}
-    chunk, tokens = found(answer.pieces), [*answer.row.prompt, *answer.tokens]
-    count = len(tokens) - 1
+    answer, chunk = beside_another(model, 40, reads(("pattern", layer), ("v", layer)))
+    count = len(passed(answer))
     pattern = numbers(chunk)
     heads = sites.find(model.model, model.layers, "q", layer).heads
     assert pattern.shape == (count, heads, count)
     assert not np.triu(pattern.transpose(1, 0, 2), 1).any()
     with attending_plainly(model.model), torch.inference_mode():
-        ids = torch.tensor([tokens[:-1]])
+        ids = torch.tensor([passed(answer)])
         out = model.model(input_ids=ids, use_cache=False, output_attentions=True)
     expected = [one for one in out.attentions if one is not None][-1]
     close(pattern, expected[0].transpose(0, 1))
-    assert other.tokens == generated(model, words(9), 12)
 
 
 @pytest.mark.parametrize(
@@ -113,19 +105,12 @@ def test_the_pattern_is_that_of_the_librarys_plain_attention(loaded: Loaded, nam
 )
 def test_the_logits_are_those_of_the_model(loaded: Loaded, name: str) -> None:
     model = loaded(name)
-    bench = Bench(model)
-    other = bench.ask(1, words(9), max_tokens=12, plan=Suppressed())
-    answer = bench.ask(2, words(20), max_tokens=6, plan=Suppressed(), raw=reads(("logits", None)))
-    bench.run()
-    assert bench.refused == {}
-    chunk, tokens = found(answer.pieces), [*answer.row.prompt, *answer.tokens]
-    assert list(chunk.positions) == list(range(len(tokens) - 1))
+    answer, chunk = beside_another(model, 20, reads(("logits", None)))
     with torch.inference_mode():
-        ids = torch.tensor([tokens[:-1]])
+        ids = torch.tensor([passed(answer)])
         logits = model.model(input_ids=ids, use_cache=False).logits[0]
     close(numbers(chunk), logits)
     assert numbers(chunk)[len(answer.row.prompt) - 1 :].argmax(-1).tolist() == answer.tokens
-    assert other.tokens == generated(model, words(9), 12)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
@@ -140,7 +125,7 @@ def test_the_logits_of_experts_are_those_of_the_router(loaded: Loaded, name: str
     bench.run()
     hook = router.register_forward_hook(lambda _, __, out: kept.append(out[0]))
     with torch.inference_mode():
-        ids = torch.tensor([[*answer.row.prompt, *answer.tokens][:-1]])
+        ids = torch.tensor([passed(answer)])
         model.model(input_ids=ids, use_cache=False)
     hook.remove()
     close(numbers(found(answer.pieces)), kept[0])
@@ -159,7 +144,7 @@ def test_heads_that_are_named_and_sites_of_all_kinds_come_together(llama: Checkp
     every, chunk = found(first.pieces), found(some.pieces)
     assert np.array_equal(numbers(chunk), numbers(every)[:, [3, 1]])
     assert np.array_equal(numbers(chunk, 1), numbers(every, 1)[:, [3, 1]])
-    close(numbers(found(keys.pieces)), torch.from_numpy(numbers(every, 2)[:, [1]].copy()))
+    close(numbers(found(keys.pieces)), numbers(every, 2)[:, [1]])
     assert [one.shape for one in every.values] == [(4, 14), (4, 8), (2, 8), (320,), (32,)]
 
 
@@ -181,7 +166,7 @@ def test_only_the_positions_that_are_named_are_read(
     every, chunk = kept[0], kept[1]
     assert 0 < len(chunk.positions) < len(every.positions)
     # a row that begins with a kept prefix has passes of other sizes
-    close(numbers(chunk), torch.from_numpy(numbers(every)[list(chunk.positions)].copy()))
+    close(numbers(chunk), numbers(every)[list(chunk.positions)])
 
 
 def test_a_scored_prompt_has_its_logits_and_its_pattern_and_its_echo(llama: Checkpoint) -> None:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from steerserve.errors import Refusal
 from steerserve.messages import Overlay, Suppressed, Tokens
 from steerserve.parts.activations_raw.form import ACTIVATIONS_RAW, RawChunk, RawReads
 from steerserve.rules.saes.sites import RESID_POST
 from steerserve.rules.steering.positions import ALL, Positions, Selection, Span
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import sites
-from tests.parts.activations_raw.test_row import KEY, SAE, at, numbers, own, reads
+from tests.parts.activations_raw.test_row import KEY, SAE, at, close, numbers, own, reads
+from tests.refusals import refusal_of
 from tests.worker.running import Bench, generated, site_of, words
 
 PIECE = 1 << 20
@@ -36,6 +36,11 @@ def whole(bench: Bench, choice: int, request: int = 1) -> tuple[list[RawChunk], 
     return chunks, [position for chunk in chunks for position in chunk.positions]
 
 
+def joined(chunks: list[RawChunk], place: int) -> np.ndarray[Any, Any]:
+    """The values of a site in all pieces of a row."""
+    return np.concatenate([numbers(chunk, place) for chunk in chunks])
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 3000, PIECE])
 def test_the_pieces_of_a_prompt_are_the_values_of_a_hook(
     llama: Checkpoint, piece_bytes: int
@@ -51,8 +56,8 @@ def test_the_pieces_of_a_prompt_are_the_values_of_a_hook(
         assert positions == list(range(len(text.ids)))
         assert len(chunks) == -(-len(text.ids) // max(1, piece_bytes // size))
         for place, expected in enumerate(own(llama, text.ids, *places)):
-            read = np.concatenate([numbers(chunk, place) for chunk in chunks])
-            np.testing.assert_allclose(read, expected.float().numpy(), rtol=2e-2, atol=2e-2)
+            read = joined(chunks, place)
+            close(read, expected)
             told = chunks[-1].sums[place]
             exact = read.astype(np.float64)
             np.testing.assert_allclose(np.frombuffer(told.values), exact.sum(0), rtol=1e-12)
@@ -74,16 +79,13 @@ def test_logits_and_heads_of_a_prompt_come_in_pieces_too(llama: Checkpoint) -> N
         chunks, positions = whole(bench, choice, 0)
         assert positions == list(range(len(text.ids)))
         for place, expected in enumerate(own(llama, text.ids, ("q", layer), ("k", layer))):
-            read = np.concatenate([numbers(chunk, place) for chunk in chunks])
-            flat = read.reshape(len(positions), -1)
-            np.testing.assert_allclose(flat, expected.float().numpy(), rtol=2e-2, atol=2e-2)
+            close(joined(chunks, place).reshape(len(positions), -1), expected)
         with torch.inference_mode():
             out = llama.model(input_ids=torch.tensor([text.ids]), use_cache=False).logits[0]
         for request, place in ((1, 1), (2, 0)):
             chunks, positions = whole(bench, choice, request)
             assert positions == list(range(len(text.ids)))
-            read = np.concatenate([numbers(chunk, place) for chunk in chunks])
-            np.testing.assert_allclose(read, out.float().numpy(), rtol=2e-2, atol=2e-2)
+            close(joined(chunks, place), out)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_an_edited_model_is_read_after_its_edits(llama: Checkpoint) -> None:
     for choice in range(len(TEXTS)):
         (steered,), (plain,) = whole(bench, choice)[0], whole(bench, choice, 2)[0]
         expected = numbers(plain) + np.asarray(delta)
-        np.testing.assert_allclose(numbers(steered), expected, rtol=2e-2, atol=2e-2)
+        close(numbers(steered), expected)
         if later != (RESID_POST, 1):
             assert not np.array_equal(numbers(steered, 1), numbers(plain, 1))
 
@@ -157,10 +159,10 @@ def test_a_pass_over_rows_of_jobs_ends_at_the_last_site_that_one_reads(llama: Ch
         hook.remove()
     for choice, text in enumerate(TEXTS):
         (first,), (second,) = whole(alone, choice)[0], whole(beside, choice)[0]
-        np.testing.assert_allclose(numbers(first), numbers(second), rtol=2e-2, atol=2e-2)
+        close(numbers(first), numbers(second))
         (end,) = whole(beside, choice, 2)[0]
         (expected,) = own(llama, text.ids, (RESID_POST, last))
-        np.testing.assert_allclose(numbers(end)[0], expected[-1].float(), rtol=2e-2, atol=2e-2)
+        close(numbers(end)[0], expected[-1])
 
 
 def test_a_long_prompt_that_is_read_in_parts_has_the_values_of_one_pass(llama: Checkpoint) -> None:
@@ -177,7 +179,7 @@ def test_a_long_prompt_that_is_read_in_parts_has_the_values_of_one_pass(llama: C
     for text, place, read in ((long, deep, end), (short, (RESID_POST, 0), first)):
         (expected,) = own(llama, text.ids, place)
         values = numbers(read)
-        np.testing.assert_allclose(values, expected.float()[-len(values) :], rtol=2e-2, atol=2e-2)
+        close(values, expected[-len(values) :])
 
 
 def test_what_the_model_does_not_have_is_refused_by_its_place(llama: Checkpoint) -> None:
@@ -186,9 +188,8 @@ def test_what_the_model_does_not_have_is_refused_by_its_place(llama: Checkpoint)
         (of_job(("mlp_neurons", 7)), f"{where}.site"),
         (of_job(("hook_z", 1), heads=(99,)), f"{where}.heads"),
     ):
-        with pytest.raises(Refusal) as refused:
-            Bench(llama).read_raw(1, TEXTS, form)
-        assert (refused.value.code, refused.value.param) == ("INVALID_PARAMETER", place)
+        refused = refusal_of(Bench(llama).read_raw, 1, TEXTS, form)
+        assert (refused.code, refused.param) == ("INVALID_PARAMETER", place)
 
 
 def test_a_value_that_the_type_cannot_hold_ends_its_request_alone(llama: Checkpoint) -> None:
@@ -220,5 +221,4 @@ def test_reading_with_sites_of_every_kind(llama: Checkpoint) -> None:
     bench.run()
     (chunk,), _ = whole(bench, 0)
     for place, expected in enumerate(own(llama, TEXTS[0].ids, *places)):
-        read = numbers(chunk, place).reshape(len(expected), -1)
-        np.testing.assert_allclose(read, expected.float().numpy(), rtol=2e-2, atol=2e-2)
+        close(numbers(chunk, place).reshape(len(expected), -1), expected)

@@ -20,7 +20,17 @@ from steerserve.rules.steering.positions import ALL, Positions, Selection
 from steerserve.worker.batch import prefix
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae import sites as worker_sites
-from tests.worker.running import Bench, generated, hooked, random_sae, site_of, words
+from tests.refusals import refusal_of
+from tests.worker.running import (
+    Answer,
+    Bench,
+    generated,
+    hooked,
+    passed,
+    random_sae,
+    site_of,
+    words,
+)
 
 Loaded = Callable[[str], Checkpoint]
 KEY = "sae@1"
@@ -81,6 +91,25 @@ def own(model: Checkpoint, tokens: list[int], *sites: tuple[str, int]) -> list[T
     return [values[place] for place in sites]
 
 
+def close(read: np.ndarray[Any, Any], expected: Any) -> None:
+    """These are the same values, up to the rounding of passes of other sizes."""
+    exact = expected.float().numpy() if isinstance(expected, Tensor) else expected
+    np.testing.assert_allclose(read, exact, rtol=2e-2, atol=2e-2)
+
+
+def beside_another(model: Checkpoint, prompt: int, raw: RawReads) -> tuple[Answer, RawChunk]:
+    """An answer and what it reads at all its positions, beside a row that reads nothing and keeps its text."""
+    bench = Bench(model)
+    other = bench.ask(1, words(9), max_tokens=12, plan=Suppressed())
+    answer = bench.ask(2, words(prompt), max_tokens=6, plan=Suppressed(), raw=raw)
+    bench.run()
+    assert bench.refused == {}
+    chunk = found(answer.pieces)
+    assert list(chunk.positions) == list(range(len(passed(answer))))
+    assert other.tokens == generated(model, words(9), 12)
+    return answer, chunk
+
+
 def of_model(model: Checkpoint) -> list[tuple[str, int]]:
     """All sites of layer 0 or 1, in the order of a pass."""
     has = worker_sites.widths(model.model, model.layers)
@@ -91,21 +120,11 @@ def of_model(model: Checkpoint) -> list[tuple[str, int]]:
 def test_each_site_has_the_values_of_a_hook_of_its_own(loaded: Loaded, name: str) -> None:
     """In prefill and in decode steps, beside another row."""
     model = loaded(name)
-    bench, places = Bench(model), of_model(model)
-    other = bench.ask(1, words(9), max_tokens=12, plan=Suppressed())
-    answer = bench.ask(2, words(20), max_tokens=6, plan=Suppressed(), raw=reads(*places))
-    bench.run()
-    assert bench.refused == {}
-    chunk = found(answer.pieces)
-    tokens = [*answer.row.prompt, *answer.tokens]
-    assert list(chunk.positions) == list(range(len(tokens) - 1))
-    for place, expected in enumerate(own(model, tokens[:-1], *places)):
-        read = numbers(chunk, place).reshape(len(expected), -1)
-        np.testing.assert_allclose(read, expected.float().numpy(), rtol=2e-2, atol=2e-2)
-    assert (answer.tokens, other.tokens) == (
-        generated(model, words(20), 6),
-        generated(model, words(9), 12),
-    )
+    places = of_model(model)
+    answer, chunk = beside_another(model, 20, reads(*places))
+    for place, expected in enumerate(own(model, passed(answer), *places)):
+        close(numbers(chunk, place).reshape(len(expected), -1), expected)
+    assert answer.tokens == generated(model, words(20), 6)
 
 
 def test_values_have_the_bits_of_a_hook_in_the_same_passes(llama: Checkpoint) -> None:
@@ -145,8 +164,8 @@ def test_values_before_and_after_the_edits_of_the_site(
     delta = torch.zeros(SAE.d_in)
     if plan is STEERED and not is_before:
         delta = sum((v * SAE.W_dec[i] for i, v in STEERED.values[KEY].items()), delta)
-    expected = torch.from_numpy(unsteered.copy()) + delta
-    np.testing.assert_allclose(numbers(chunk)[:prompt], expected, rtol=2e-2, atol=2e-2)
+    expected = unsteered + delta.numpy()
+    close(numbers(chunk)[:prompt], expected)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +272,9 @@ def test_what_a_request_could_have_too_much_of_is_refused_with_the_arithmetic(
 def test_what_the_model_or_the_prompt_does_not_have_is_refused_by_its_place(
     llama: Checkpoint, form: RawReads, where: str
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        Bench(llama).ask(1, words(12), raw=form)
-    assert refused.value.param == where
-    assert refused.value.code == "INVALID_PARAMETER"
+    refused = refusal_of(Bench(llama).ask, 1, words(12), raw=form)
+    assert refused.param == where
+    assert refused.code == "INVALID_PARAMETER"
 
 
 def test_rows_that_read_many_tokens_share_passes(llama: Checkpoint) -> None:
@@ -268,12 +286,10 @@ def test_rows_that_read_many_tokens_share_passes(llama: Checkpoint) -> None:
     ]
     bench.run()
     for answer in answers:
-        chunk, tokens = found(answer.pieces), [*answer.row.prompt, *answer.tokens]
-        assert list(chunk.positions) == list(range(len(tokens) - 1))
-        for place, expected in enumerate(own(llama, tokens[:-1], (RESID_POST, 0), (RESID_POST, 1))):
-            np.testing.assert_allclose(
-                numbers(chunk, place), expected.float().numpy(), rtol=2e-2, atol=2e-2
-            )
+        chunk, tokens = found(answer.pieces), passed(answer)
+        assert list(chunk.positions) == list(range(len(tokens)))
+        for place, expected in enumerate(own(llama, tokens, (RESID_POST, 0), (RESID_POST, 1))):
+            close(numbers(chunk, place), expected)
 
 
 @pytest.mark.parametrize(
@@ -310,15 +326,10 @@ def test_few_rows_that_read_inside_attention_decode_in_a_pass_of_their_own(
         assert answer.tokens == generated(llama, words(9 + n), 6)
         if n >= reading:
             continue
-        chunk, tokens = found(answer.pieces), [*answer.row.prompt, *answer.tokens[:-1]]
+        chunk = found(answer.pieces)
         assert len(chunk.positions) == 5
-        for place, expected in enumerate(own(llama, tokens, (site, 0), (site, 1))):
-            np.testing.assert_allclose(
-                numbers(chunk, place).reshape(5, -1),
-                expected[-5:].float().numpy(),
-                rtol=2e-2,
-                atol=2e-2,
-            )
+        for place, expected in enumerate(own(llama, passed(answer), (site, 0), (site, 1))):
+            close(numbers(chunk, place).reshape(5, -1), expected[-5:])
 
 
 def test_a_row_whose_positions_are_read_decodes_with_the_others(
