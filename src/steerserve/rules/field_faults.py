@@ -132,6 +132,11 @@ def refuse_value(place: Sequence[str], why: str, message: str = "", **details: A
     return Refusal("VALIDATION_ERROR", message or why, **details, errors=errors)
 
 
+def refuse_field(field: str, why: str, **details: Any) -> Refusal:
+    """VALIDATION_ERROR for a field of a body."""
+    return refuse_value(["body", field], why, f"{field}: {why}", **details)
+
+
 def refuse_parameter(param: str, why: str, **details: Any) -> Refusal:
     """INVALID_PARAMETER for the value of a parameter, or for the value at a place, as `input[0]`."""
     return Refusal("INVALID_PARAMETER", f"{param}: {why}", param=param, **details)

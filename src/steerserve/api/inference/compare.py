@@ -46,7 +46,7 @@ from steerserve.messages import Piece
 from steerserve.nouns.steering.routes import Value, texts
 from steerserve.parts.activations.form import ACTIVATIONS, PlannedActivations, Reading, parse_value
 from steerserve.rules.bounds import STEERED_FEATURES
-from steerserve.rules.field_faults import refuse_value
+from steerserve.rules.field_faults import refuse_field
 from steerserve.rules.form import Form
 from steerserve.rules.inference import compare as rules
 from steerserve.rules.inference.prompts import Conversation
@@ -301,7 +301,7 @@ def _asked(body: CompareBody, settings: Settings, request: Request) -> Asked:
     Refusal: VALIDATION_ERROR, SAE_ACTIVATIONS_REFUSED.
     """
     if (body.prompt is None) == (body.messages is None):
-        raise _invalid("prompt", "give either prompt or messages")
+        raise refuse_field("prompt", "give either prompt or messages")
     given = {
         "steering": body.steering,
         "sae_steering": body.sae_steering,
@@ -310,14 +310,14 @@ def _asked(body: CompareBody, settings: Settings, request: Request) -> Asked:
     }
     named = [field for field, value in given.items() if value is not None]
     if len(named) > 1:
-        raise _invalid(named[1], f"give either {named[0]} or {named[1]}")
+        raise refuse_field(named[1], f"give either {named[0]} or {named[1]}")
     if body.steering is None and (body.sae_id is not None or body.layer is not None):
-        raise _invalid(
+        raise refuse_field(
             "steering", "sae_id and layer name the SAE that steering is for; send steering too"
         )
     own = _own(body.sae_steering, body.interventions)
     if own is not None and body.messages is None and (where := own.roles_at) is not None:
-        raise _invalid(where, "a text has no messages with roles")
+        raise refuse_field(where, "a text has no messages with roles")
     client = client_of(request, settings)
     text: str | Conversation = body.prompt or ""
     if body.messages is not None:
@@ -359,7 +359,7 @@ def _own(steering: CompareSteering | None, raw: object) -> RequestSteering | Non
     if raw is not None:
         made = interventions.parse(raw)
         if made.is_added:
-            raise _invalid("interventions", "a comparison knows no mode but replace")
+            raise refuse_field("interventions", "a comparison knows no mode but replace")
         return made
     if steering is None:
         return None
@@ -374,7 +374,3 @@ def _own(steering: CompareSteering | None, raw: object) -> RequestSteering | Non
 def _sent(raw: object) -> tuple[Mapping[str, object], ...]:
     """The edits of a field `interventions` that was read without a refusal."""
     return tuple(raw["edits"]) if isinstance(raw, dict) else ()
-
-
-def _invalid(field: str, why: str) -> Refusal:
-    return refuse_value(["body", field], why, f"{field}: {why}")

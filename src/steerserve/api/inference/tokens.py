@@ -16,7 +16,7 @@ from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.views import TokenizedText
 from steerserve.errors import Refusal
 from steerserve.rules import clients
-from steerserve.rules.field_faults import refuse_value
+from steerserve.rules.field_faults import refuse_field, refuse_value
 from steerserve.rules.inference import prompts
 from steerserve.settings import Settings
 
@@ -101,7 +101,9 @@ def _prompt(body: TokenizeBody) -> str | prompts.Conversation:
     """
     prompt = text_or_chat(body.text, body.messages)
     if body.messages is not None and body.add_special_tokens is not None:
-        raise _invalid("add_special_tokens", "belongs to text; a template writes its own tokens")
+        raise refuse_field(
+            "add_special_tokens", "belongs to text; a template writes its own tokens"
+        )
     return prompt
 
 
@@ -114,7 +116,7 @@ def text_or_chat(
         Refusal: VALIDATION_ERROR.
     """
     if (text is None) == (messages is None):
-        raise _invalid("text", "give either text or messages")
+        raise refuse_field("text", "give either text or messages")
     if messages is None:
         return text or ""
     return tuple(prompts.message(one.role, _joined(one.content), one.name) for one in messages)
@@ -148,7 +150,3 @@ def client_of(request: Request, settings: Settings) -> str:
         request.headers.get("authorization"),
         has_keys=bool(settings.api_keys),
     )
-
-
-def _invalid(field: str, why: str) -> Refusal:
-    return refuse_value(["body", field], why, f"{field}: {why}")

@@ -19,7 +19,7 @@ from steerserve.nouns.clusters.form import HubReference, ImportedItem
 from steerserve.nouns.clusters.owner import Clusters, ImportOptions
 from steerserve.nouns.clusters.rules import OfferedPack
 from steerserve.rules.bounds import DOCUMENT_BYTES, PACK_ANSWERS_KEPT, PACK_DEFINITIONS
-from steerserve.rules.field_faults import refuse_value
+from steerserve.rules.field_faults import refuse_field
 from steerserve.rules.steering import documents
 from steerserve.rules.text import storable
 from steerserve.settings import Settings
@@ -188,4 +188,4 @@ def _absent(repo_id: str, filename: str | None, reason: str) -> Refusal:
     """The refusal of a repository or a file that cannot be imported from."""
     field = "repo_id" if filename is None else "filename"
     details = {"repo_id": repo_id, "filename": filename, "reason": reason}
-    return refuse_value(["body", field], reason, f"{field}: {reason}", **details)
+    return refuse_field(field, reason, **details)

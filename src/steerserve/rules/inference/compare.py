@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
-from steerserve.rules.field_faults import refuse_value
+from steerserve.rules.field_faults import refuse_field, refuse_value
 from steerserve.rules.saes.attachment import AttachedSae, SaeChoice
 from steerserve.rules.steering.intensity import INTENSITY_MAXIMUM
 from steerserve.rules.steering.live import check_index, check_value
@@ -99,4 +99,4 @@ def overlays(
 
 
 def _invalid(expected: str) -> Refusal:
-    return refuse_value(["body", "intensities"], expected, f"intensities: {expected}")
+    return refuse_field("intensities", expected)
