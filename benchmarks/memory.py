@@ -91,7 +91,8 @@ async def _usage(
 async def _read(folder: Path, precision: str, settings: Settings, launcher: Launcher) -> _Reading:
     """Load, ask, and end an engine."""
     found = await asyncio.to_thread(weights.read_weights, folder)
-    fit = await fitting.plan(found, precision, GpuRequest(), {}, settings, read_cards=gpus.read)
+    cards = await fitting.cards_now(gpus.read) if fitting.built_for_cards() else []
+    fit = await fitting.plan(found, precision, GpuRequest(), {}, settings, cards=cards)
     indices = fit.plan.gpu_indices
     engine = await launcher.launch()
     await engine.ask(m.Measure())  # it has come up

@@ -85,9 +85,8 @@ async def planned(
         wanted or GpuRequest(),
         returns or {},
         settings(),
-        read_cards=lambda: (cards(*free), None),
+        cards=cards(*free),
         free_host_mb=lambda: host,
-        is_built_for_cards=True,
     )
 
 
@@ -189,20 +188,6 @@ async def test_pickled_weights_are_placed_by_their_size(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * (12 * MIB))
     (share,) = (await planned(read_weights(tmp_path), 5000)).plan.shares
     assert share.weights_mb == 12
-
-
-async def test_cards_are_not_asked_for_by_a_build_that_cannot_use_them(weights: Weights) -> None:
-    found = await fitting.plan(
-        weights,
-        "FP16",
-        GpuRequest(),
-        {},
-        settings(),
-        read_cards=lambda: pytest.fail("cards were read"),
-        free_host_mb=lambda: 5000,
-        is_built_for_cards=False,
-    )
-    assert found.plan.devices == ["cpu"]
 
 
 def test_estimates_follow_the_table_of_previews() -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from steerserve.control.residency import fitting_gguf
 from steerserve.engines.gguf.messages import LlamaCard
+from steerserve.errors import Refusal
 from steerserve.rules.models.gguf_header import Header
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.memory_fit import PlacementPlan
 from steerserve.rules.residency.placement import GpuRequest
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
-from tests.control.conftest import refused
 
 HEADER = Header(
     architecture="llama", name=None, parameters=1, context_length=8192, layers=4, hidden_size=256,
@@ -30,43 +30,36 @@ def settings(**fields: Any) -> Settings:
     return Settings(transformers_cuda_context_mb=100, transformers_min_context=1024, **fields)
 
 
-async def planned(
+def planned(
     *free: int, known: list[Card] | None = None, returns: dict[str, int] | None = None
 ) -> PlacementPlan:
-    return await fitting_gguf.plan(
+    return fitting_gguf.plan(
         HEADER,
         [LlamaCard(f"CUDA{i}", mb * MIB) for i, mb in enumerate(free)],
         GpuRequest(),
         returns or {},
         settings(),
-        read_cards=lambda: (known or [], None),
+        known=known or [],
         free_host_mb=lambda: 10_000,
     )
 
 
-async def test_what_the_driver_knows_of_a_card_counts() -> None:
+def test_what_the_driver_knows_of_a_card_counts() -> None:
     known = [Card(3, "GPU-3", "Some Card", 10_000, 6_000, 4_000, torch_index=0)]
-    (share,) = (await planned(2_000, known=known, returns={"cuda:0": 1_000})).shares
+    (share,) = planned(2_000, known=known, returns={"cuda:0": 1_000}).shares
     assert (share.device.name, share.device.free_mb, share.device.index) == ("Some Card", 5_000, 3)
 
 
-async def test_where_the_driver_knows_none_the_engine_is_asked_and_memory_comes_back() -> None:
-    assert (await refused(planned(300))).code == "INSUFFICIENT_MEMORY"
-    (share,) = (await planned(300, returns={"cuda:0": 600})).shares
+def test_where_the_driver_knows_none_the_engine_is_asked_and_memory_comes_back() -> None:
+    with pytest.raises(Refusal) as caught:
+        planned(300)
+    assert caught.value.code == "INSUFFICIENT_MEMORY"
+    (share,) = planned(300, returns={"cuda:0": 600}).shares
     assert (share.device.label, share.device.free_mb) == ("cuda:0", 900)
 
 
-async def test_without_cards_the_driver_is_not_asked() -> None:
-    found = await fitting_gguf.plan(
-        HEADER,
-        [],
-        GpuRequest(),
-        {},
-        settings(),
-        read_cards=lambda: pytest.fail("cards were read"),
-        free_host_mb=lambda: 10_000,
-    )
-    assert found.devices == ["cpu"]
+def test_a_model_without_cards_goes_to_the_host() -> None:
+    assert planned().devices == ["cpu"]
 
 
 def test_an_encoder_reads_its_whole_context_at_once() -> None:

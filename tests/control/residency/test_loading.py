@@ -14,6 +14,7 @@ from steerserve.control.residency.engines import Engines
 from steerserve.rules.residency import placement
 from steerserve.rules.residency.gpus import Card, CardProcess
 from steerserve.settings import Settings
+from tests import gguf
 from tests.control.conftest import refused
 from tests.control.residency.test_fitting import cards, checkpoint, placed
 from tests.doubles import World
@@ -51,6 +52,20 @@ async def test_a_gguf_model_on_a_card_makes_room_for_the_next(
     assert refusal.code == "INSUFFICIENT_MEMORY"
     found = await loading.prepare(row, loading.ANYWHERE, resident, launcher, settings)
     assert found.plan.shares[0].device.free_mb == 10 + (800 if is_told else 700)
+
+
+@pytest.mark.parametrize("engine", ["checkpoint", "gguf"])
+async def test_the_driver_is_not_asked_where_the_engine_sees_no_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    checkpoint(tmp_path / "m")
+    paths = {"checkpoint": tmp_path / "m", "gguf": gguf.write(tmp_path / "m.gguf", "F32")}
+    monkeypatch.setattr(fitting, "built_for_cards", lambda: False)
+    monkeypatch.setattr(loading, "read_cards", lambda: pytest.fail("cards were read"))
+    row: Any = SimpleNamespace(**ROW | {"engine": engine}, local_path=str(paths[engine]))
+    settings = Settings(transformers_min_context=64)
+    found = await loading.prepare(row, loading.ANYWHERE, None, Engines(settings), settings)
+    assert found.plan.devices == ["cpu"]
 
 
 @pytest.mark.parametrize(

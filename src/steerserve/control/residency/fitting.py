@@ -54,29 +54,22 @@ async def plan(
     returns_mb: Mapping[str, int],
     settings: Settings,
     *,
-    read_cards: ReadCards,
+    cards: Sequence[Card],
     free_host_mb: Callable[[], int] | None = None,
-    is_built_for_cards: bool | None = None,
 ) -> Fit:
-    """Place a model in the memory that is free now.
+    """Place a model in the memory that is free now on these cards, or on the host without cards.
 
     `returns_mb` has the MiB that come back by device (`cuda:N` or `cpu`) when the resident model is unloaded; see
     `returned`.
-    `is_built_for_cards` says whether the tensor library can use a card; with None, the version of the library tells.
 
     Raises:
-        Refusal: GPU_NOT_FOUND, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, MODEL_LOAD_FAILED.
+        Refusal: GPU_NOT_FOUND, UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
     """
-    if is_built_for_cards is None:
-        is_built_for_cards = built_for_cards()
-    cards = await cards_now(read_cards) if is_built_for_cards else []
-    cards = select(wanted, cards)
-    if cards:
-        context = settings.transformers_cuda_context_mb
-        devices = [device(card, context, returns_mb) for card in cards]
-    else:
-        devices = [host(free_host_mb, returns_mb)]
-    return await placed(weights, quantization, wanted, cards, devices, settings)
+    chosen = select(wanted, cards)
+    context = settings.transformers_cuda_context_mb
+    devices = [device(card, context, returns_mb) for card in chosen]
+    devices = devices or [host(free_host_mb, returns_mb)]
+    return await placed(weights, quantization, wanted, chosen, devices, settings)
 
 
 async def placed(

@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from steerserve.control.residency import fitting
-from steerserve.control.residency.gpu_driver import ReadCards
 from steerserve.engines.gguf.messages import LlamaCard
-from steerserve.engines.gpus import read
 from steerserve.rules.models import gguf, gguf_header
 from steerserve.rules.models.gguf_header import CELLS, Header, kv_bytes_per_token
 from steerserve.rules.residency import memory_fit
@@ -25,23 +23,23 @@ _MLP = 4
 as `_MLP` times the hidden size."""
 
 
-async def plan(
+def plan(
     header: Header,
     seen: Sequence[LlamaCard],
     wanted: GpuRequest,
     returns_mb: Mapping[str, int],
     settings: Settings,
     *,
-    read_cards: ReadCards = read,
+    known: Sequence[Card],
     free_host_mb: Callable[[], int] | None = None,
 ) -> PlacementPlan:
-    """Place a model on the cards that its engine sees, or on the host if the engine sees none.
+    """Place a model on the cards that its engine sees, or on the host if the engine sees none. `known` are the cards
+    that the driver knows.
 
     Raises:
-        Refusal: GPU_NOT_FOUND, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT, MODEL_LOAD_FAILED.
+        Refusal: GPU_NOT_FOUND, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED, INVALID_GGUF_TENSOR_SPLIT.
     """
     shares = gguf.tensor_split(settings.gguf_tensor_split, len(seen))
-    known = await fitting.cards_now(read_cards) if seen else []
     cards = select(wanted, _cards(seen, known, returns_mb))
     needed = needs(header, settings)
     if not cards:

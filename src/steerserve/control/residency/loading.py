@@ -78,16 +78,12 @@ async def prepare(
         seen = await launcher.gguf_cards()
         cards = await fitting.cards_now(read_cards) if seen else []
         returns = await asyncio.to_thread(_returns, resident, cards, settings)
-        plan = await fitting_gguf.plan(
-            header, seen, wanted, returns, settings, read_cards=lambda: (cards, None)
-        )
+        plan = fitting_gguf.plan(header, seen, wanted, returns, settings, known=cards)
         return Prepared(row, plan, header=header, cards=len(seen))
     folder, stored = await asyncio.to_thread(_weights, path)
     cards = await fitting.cards_now(read_cards) if fitting.built_for_cards() else []
     returns = await asyncio.to_thread(_returns, resident, cards, settings)
-    fit = await fitting.plan(
-        stored, row.quantization, wanted, returns, settings, read_cards=lambda: (cards, None)
-    )
+    fit = await fitting.plan(stored, row.quantization, wanted, returns, settings, cards=cards)
     return Prepared(row, fit.plan, str(folder))
 
 
