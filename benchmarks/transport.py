@@ -31,7 +31,7 @@ from benchmarks import machine
 from benchmarks.kept import Kept
 from steerserve.engines.checkpoint.process import FrameReader, FrameWriter
 from steerserve.engines.remote import certificates
-from steerserve.engines.remote.contact import Contact
+from steerserve.engines.remote.facts import Contact
 from steerserve.engines.remote.host import EngineHost
 from steerserve.engines.remote.link import connect
 from steerserve.messages import LENGTH, endings

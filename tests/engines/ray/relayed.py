@@ -8,7 +8,7 @@ from typing import Any
 from steerserve.engines.ray.cluster import RayCluster
 from steerserve.engines.remote import link
 from steerserve.engines.remote.certificates import Identity
-from steerserve.engines.remote.contact import Contact
+from steerserve.engines.remote.facts import Contact
 from steerserve.settings import Settings
 from tests.engines.remote.proxy import Proxy, between
 

@@ -13,8 +13,7 @@ from steerserve import __version__
 from steerserve.engines.remote import certificates
 from steerserve.engines.remote.certificates import Identity
 from steerserve.engines.remote.channel import Channel, PartKind, Patience
-from steerserve.engines.remote.contact import Contact
-from steerserve.engines.remote.facts import NodeFacts
+from steerserve.engines.remote.facts import Contact, NodeFacts
 from steerserve.engines.remote.listener import PeerListener, listen
 from tests.engines.remote.proxy import between
 

@@ -19,7 +19,7 @@ import psutil
 
 from steerserve.engines.remote import certificates
 from steerserve.engines.remote.channel import Patience
-from steerserve.engines.remote.contact import Contact
+from steerserve.engines.remote.facts import Contact
 from steerserve.engines.remote.host import EngineHost
 from steerserve.engines.remote.link import connect
 from steerserve.logs import setup as log

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
-from steerserve.engines.remote.contact import Contact
+from steerserve.engines.remote.facts import Contact
 
 HERE = "127.0.0.1"
 

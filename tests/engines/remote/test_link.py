@@ -20,8 +20,7 @@ from steerserve import messages as m
 from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.engines.remote import certificates, link
 from steerserve.engines.remote.channel import PartKind, Patience
-from steerserve.engines.remote.contact import Contact
-from steerserve.engines.remote.facts import checkpoint_seen
+from steerserve.engines.remote.facts import Contact, checkpoint_seen
 from steerserve.engines.remote.host import EngineHost
 from steerserve.engines.remote.link import connect
 from steerserve.errors import Refusal
@@ -82,7 +81,7 @@ async def paired(launcher: Launcher) -> AsyncIterator[Pair]:
     identity = certificates.new_identity()
     host = EngineHost(identity.certificate, "CRITICAL", "json", QUICK)
     async with between(await host.open("127.0.0.1")) as (contact, proxy):
-        engine = launcher.client(*await connect(contact, identity, QUICK))
+        engine = CheckpointEngine(*await connect(contact, identity, QUICK), launcher.prompts())
         try:
             yield Pair(engine, host, contact, proxy)
         finally:
@@ -122,7 +121,7 @@ async def test_an_engine_on_another_node_answers_like_a_local_one(
 ) -> None:
     identity = certificates.new_identity()
     contact = await node.ask(Wanted(identity.certificate), Contact)
-    engine = launcher.client(*await connect(contact, identity))
+    engine = CheckpointEngine(*await connect(contact, identity), launcher.prompts())
     await until(lambda: engine.heartbeat.sign().activity is Activity.IDLE)
     await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
     found = await asyncio.gather(*[events(engine, words(n)) for n in (5, 20, 40)])
@@ -313,7 +312,7 @@ async def test_a_stopped_host_is_cut_off_and_ends_when_it_goes_on(
     identity = certificates.new_identity()
     contact = await node.ask(Wanted(identity.certificate), Contact)
     patience = replace(QUICK, lost=4.0)
-    engine = launcher.client(*await connect(contact, identity, patience))
+    engine = CheckpointEngine(*await connect(contact, identity, patience), launcher.prompts())
     node.signal(signal.SIGSTOP)
     await until(lambda: engine.heartbeat.sign().is_cut)
     silent = heartbeat.silence(None, engine.heartbeat.sign(), 0.0)
@@ -329,7 +328,7 @@ async def test_a_stopped_host_is_cut_off_and_ends_when_it_goes_on(
 async def test_a_killed_host_leaves_no_engine(launcher: Launcher, node: Outside) -> None:
     identity = certificates.new_identity()
     contact = await node.ask(Wanted(identity.certificate), Contact)
-    engine = launcher.client(*await connect(contact, identity))
+    engine = CheckpointEngine(*await connect(contact, identity), launcher.prompts())
     processes = node.tree()
     assert contact.pid in [process.pid for process in processes]
     node.signal(signal.SIGKILL)

@@ -10,8 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from steerserve.engines.remote.contact import Contact
-from steerserve.engines.remote.facts import NodeFacts
+from steerserve.engines.remote.facts import Contact, NodeFacts
 from steerserve.messages import LENGTH
 
 PLACER = "steerserve.engines.ray.placer"

@@ -1,4 +1,5 @@
-"""What a node says about itself, and whether it sees the same checkpoint as the control plane."""
+"""What a node says about itself, where an engine on it is reached, and whether it sees the same checkpoint as the
+control plane."""
 
 from __future__ import annotations
 
@@ -38,6 +39,18 @@ class NodeFacts:
     cards: tuple[Card, ...] = ()
     cards_reason: str | None = None
     caches: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """One host that waits for its peer. It is made on the node, and says nothing secret. `certificate` is the one that
+    the host shows, in PEM. `pid` is the process of the engine on the node."""
+
+    host: str
+    port: int
+    certificate: str
+    pid: int | None
+    facts: NodeFacts
 
 
 def read_facts(address: str) -> NodeFacts:

@@ -20,8 +20,7 @@ import structlog
 from steerserve.engines.checkpoint.process import ForkServer, Started
 from steerserve.engines.remote import certificates
 from steerserve.engines.remote.channel import PATIENCE, Channel, PartKind, Patience
-from steerserve.engines.remote.contact import Contact
-from steerserve.engines.remote.facts import checkpoint_seen, read_facts
+from steerserve.engines.remote.facts import Contact, checkpoint_seen, read_facts
 from steerserve.engines.remote.listener import ANY_PORT, PeerListener, listen
 from steerserve.engines.remote.presence import NodeFiles
 from steerserve.rules.residency import heartbeat

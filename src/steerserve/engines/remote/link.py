@@ -10,7 +10,7 @@ from steerserve import __version__
 from steerserve.engines.checkpoint.process import FrameReader, FrameWriter
 from steerserve.engines.remote.certificates import Identity, is_pinned
 from steerserve.engines.remote.channel import PATIENCE, Channel, PartKind, Patience
-from steerserve.engines.remote.contact import Contact
+from steerserve.engines.remote.facts import Contact
 from steerserve.engines.remote.host import EXIT, LIFE
 from steerserve.engines.remote.listener import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS
 from steerserve.errors import Refusal
