@@ -75,8 +75,7 @@ def wanted(path: str, folders: Sequence[str]) -> WantedFiles:
         return WantedFiles(str(place.parent), tuple(_sized(place, place.parent)), None)
     folder = Path(revision.folder) if revision is not None else place
     below = place if place.is_dir() else place.parent
-    files = [file for each in _files(below) for file in _sized(each, folder)]
-    files.sort(key=lambda file: file.path)
+    files = sorted(visible_files(below, folder), key=lambda file: file.path)
     # a download has no more files than its listing; another folder may hold anything beside the checkpoint
     return WantedFiles(
         str(folder), tuple(files if revision is not None else files[:LOCAL_FILES]), revision
@@ -101,10 +100,14 @@ def fetch_task(wanted: WantedFiles, folders: Mapping[str, str], settings: Settin
     )
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for place, below, names in os.walk(folder):
+def visible_files(place: Path, folder: Path) -> Iterator[PresentFile]:
+    """The files below a place in the folder, without hidden ones. Links are followed, because a shared folder may hold
+    links into a cache."""
+    for inside, below, names in os.walk(place):
         below[:] = [name for name in below if not name.startswith(".")]
-        yield from (Path(place, name) for name in names if not name.startswith("."))
+        for name in names:
+            if not name.startswith("."):
+                yield from _sized(Path(inside, name), folder)
 
 
 def _sized(file: Path, folder: Path) -> Iterator[PresentFile]:

@@ -16,7 +16,7 @@ import psutil
 
 from steerserve import __version__
 from steerserve.engines import gpus as cards
-from steerserve.engines.remote.checkpoints import own_caches
+from steerserve.engines.remote.checkpoints import own_caches, visible_files
 from steerserve.rules.residency.gpus import Card
 
 
@@ -78,7 +78,8 @@ def read_facts(address: str) -> NodeFacts:
 def checkpoint_seen(path: str) -> str | None:
     """A digest of the names and sizes of all files below a folder, for a comparison with another node; None where the
     folder is not there or has no file. Hidden files do not count, because they hold the state of downloads."""
-    lines = sorted(_lines(Path(path)))
+    folder = Path(path)
+    lines = sorted(f"{file.size} {file.path}" for file in visible_files(folder, folder))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest() if lines else None
 
 
@@ -88,19 +89,6 @@ def why_barred(folder: str, ours: str | None, theirs: str | None) -> str | None:
     if theirs is None:
         return f"it does not see {folder}"
     return None if theirs == ours else f"it has other files in {folder}"
-
-
-def _lines(folder: Path) -> list[str]:
-    """The size and name of each file. Links are followed, because a shared folder may hold links into a cache."""
-    lines = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in files:
-            file = Path(place, name)
-            if not name.startswith("."):
-                with suppress(OSError):
-                    lines.append(f"{file.stat().st_size} {file.relative_to(folder).as_posix()}")
-    return lines
 
 
 def _version(package: str) -> str | None:
