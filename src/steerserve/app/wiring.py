@@ -14,7 +14,7 @@ from steerserve.control.bus import Bus
 from steerserve.control.client_paths import client_paths
 from steerserve.control.health.breakers import AllBreakers, Breakers
 from steerserve.control.health.gauges import Gauges
-from steerserve.control.health.gpus import CardReadings, torch_version
+from steerserve.control.health.gpus import CardReadings
 from steerserve.control.health.health import Vitals
 from steerserve.control.health.nodes import NodeReadings
 from steerserve.control.health.turns import LoopWatch
@@ -50,6 +50,7 @@ from steerserve.database.db import Database
 from steerserve.database.files import FileStore
 from steerserve.database.room import DocumentRoom
 from steerserve.database.tables import batches, files
+from steerserve.engines.gpus import package_version
 from steerserve.engines.ray.cluster import RayCluster
 from steerserve.engines.sandbox.schemas import Checker
 from steerserve.hub.child import Downloaders
@@ -118,7 +119,7 @@ def surroundings(settings: Settings, cluster: EngineCluster | None = None) -> Su
         hub=hub,
         cluster_hub=clusters,
         breakers=AllBreakers([hub, clusters]),
-        cards=CardReadings(torch_version=torch_version()),
+        cards=CardReadings(torch_version=package_version("torch")),
         checker=Checker(
             # at most half of the waiting room, so that requests without a schema have room beside costly schemas
             max(1, (settings.max_concurrent_requests + settings.max_pending_requests) // 2)

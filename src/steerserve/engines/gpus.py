@@ -40,10 +40,10 @@ def read(
             nvml.nvmlShutdown()
 
 
-def torch_version() -> str | None:
-    """The version of the installed tensor library, read without an import; None where none is installed."""
+def package_version(package: str) -> str | None:
+    """The version of an installed package, read without an import; None where it is not installed."""
     with suppress(PackageNotFoundError):
-        return version("torch")
+        return version(package)
     return None
 
 

@@ -26,15 +26,12 @@ from steerserve.control.residency.gpu_driver import PATIENCE, DriverAnswer, Read
 from steerserve.control.residency.resident import Resident
 from steerserve.database.catalog import utc_now
 from steerserve.engines import gpus as driver
-from steerserve.engines.gpus import torch_version
 from steerserve.errors import Refusal
 from steerserve.messages import Measure, Measured
 from steerserve.rules.inference.names import CHECKPOINT, GGUF
 from steerserve.rules.residency.gpus import Card
 from steerserve.rules.residency.swap import Phase
 from steerserve.rules.units import MIB
-
-__all__ = ["CardReading", "CardReadings", "report", "torch_version", "totals"]
 
 MEASURE_SECONDS = 1.0
 """Seconds that the engine has to answer how much memory it holds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import importlib.util
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from steerserve.control.residency.gpu_driver import PATIENCE, ReadCards, ask
+from steerserve.engines.gpus import package_version
 from steerserve.errors import Refusal
 from steerserve.files.weights import Weights
 from steerserve.rules.models import precision
@@ -258,9 +258,8 @@ def host(free_host_mb: Callable[[], int] | None, returns_mb: Mapping[str, int]) 
 
 def built_for_cards() -> bool:
     """Whether the tensor library is built for cards. Its version says so; the library itself is never imported here."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return not importlib.metadata.version("torch").endswith("+cpu")
-    return False
+    version = package_version("torch")
+    return version is not None and not version.endswith("+cpu")
 
 
 # ---------------------------------------------------------------- inside

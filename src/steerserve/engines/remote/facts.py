@@ -9,7 +9,6 @@ import platform
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -63,8 +62,8 @@ def read_facts(address: str) -> NodeFacts:
         address=address,
         steerserve=__version__,
         python=platform.python_version(),
-        torch=_version("torch"),
-        transformers=_version("transformers"),
+        torch=cards.package_version("torch"),
+        transformers=cards.package_version("transformers"),
         cpu=_cpu(),
         cores=len(os.sched_getaffinity(0)),
         total_host_mb=memory.total >> 20,
@@ -89,12 +88,6 @@ def why_barred(folder: str, ours: str | None, theirs: str | None) -> str | None:
     if theirs is None:
         return f"it does not see {folder}"
     return None if theirs == ours else f"it has other files in {folder}"
-
-
-def _version(package: str) -> str | None:
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return None
 
 
 def _cpu() -> str:
