@@ -51,17 +51,8 @@ class Launcher:
         return Prompts(TokenizerProcess(start, self._load_timeout))
 
     async def launch(self, prompts: PromptMaker | None = None) -> CheckpointEngine:
-        return self.client(*await self._server.start_engine(*self._log), prompts)
-
-    def client(
-        self,
-        engine: EngineProcess,
-        reader: FrameReader,
-        writer: FrameWriter,
-        prompts: PromptMaker | None = None,
-    ) -> CheckpointEngine:
-        """The client of a process that runs here or elsewhere."""
-        return CheckpointEngine(engine, reader, writer, prompts or self.prompts())
+        started = await self._server.start_engine(*self._log)
+        return CheckpointEngine(*started, prompts or self.prompts())
 
 
 class CheckpointEngine(Engine):
