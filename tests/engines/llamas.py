@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from steerserve import messages as m
-from steerserve.engines.gguf.client import GgufEngine, LlamaLauncher, Options
+from steerserve.engines.gguf.client import GgufEngine, Options
 from steerserve.errors import Refusal
 from steerserve.files import gguf
 from tests import asking
@@ -42,7 +42,7 @@ def writer(folder: Path) -> Write:
 async def loaded(
     path: Path, *, split: list[float] | None = None, **options: Any
 ) -> AsyncIterator[tuple[GgufEngine, m.Loaded]]:
-    engine = await LlamaLauncher(Options(**{**SMALL, **options})).launch()
+    engine = GgufEngine(Options(**{**SMALL, **options}))
     try:
         files = gguf.entry(path)
         facts = await engine.load(

@@ -49,7 +49,6 @@ class Engines:
             settings.log_level, settings.log_format, settings.load_timeout
         )
         self._options = options(settings)
-        self._ggufs = llama.LlamaLauncher(self._options)
         self._clock = clock
         self._failed: tuple[str, float] | None = None
         self._has_no_cards = False
@@ -57,7 +56,11 @@ class Engines:
     async def launch(self, engine: str = CHECKPOINT) -> Engine:
         """An engine of this kind, without a model."""
         try:
-            made = await (self._ggufs.launch() if engine == GGUF else self._checkpoints.launch())
+            made: Engine = (
+                llama.GgufEngine(self._options)
+                if engine == GGUF
+                else await self._checkpoints.launch()
+            )
         except Exception as error:
             # only the name of the error's type is kept and shown
             self._failed = (type(error).__name__, self._clock())

@@ -58,19 +58,9 @@ from steerserve.rules.models.gguf_header import Header
 from steerserve.rules.residency.heartbeat import SIGN_SECONDS
 from steerserve.rules.text_offsets import BROKEN, place_tokens
 
-__all__ = ["GgufEngine", "LlamaLauncher", "Options"]
+__all__ = ["GgufEngine", "Options"]
 
 Work = Callable[[], Coroutine[object, object, None]]
-
-
-class LlamaLauncher:
-    """Makes engines for GGUF models."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
-
-    async def launch(self) -> GgufEngine:
-        return GgufEngine(self._options)
 
 
 class GgufEngine(Engine):
