@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Never
 from urllib.parse import quote
 
 import msgspec
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub import get_hf_file_metadata
 
 from steerserve.errors import Refusal
 from steerserve.hub.described import Repository
@@ -165,7 +165,7 @@ def _is_encodable(path: str) -> bool:
 def _check_access(repo_id: str, sha: str, file: RepoFile, kind: RepoType, session: Session) -> None:
     """Check that the token has access to a gated repository. The facts of such a repository are public, so one of its
     files is requested."""
-    url = _address(repo_id, sha, file, kind, session)
+    url = session.address(repo_id, file.path, sha, kind)
     get_hf_file_metadata(url, headers=session.headers, endpoint=session.endpoint, token=False)
 
 
@@ -175,7 +175,7 @@ def _config(
     """The content of config.json. None if there is no such file, if it is too large, or if it is not a JSON object."""
     if file is None or (file.size or 0) > CONFIG_BYTES:
         return None
-    url = _address(repo_id, sha, file, kind, session)
+    url = session.address(repo_id, file.path, sha, kind)
     body = bytearray()
     with session.stream(url) as response:
         for chunk in response.iter_bytes():
@@ -188,10 +188,6 @@ def _config(
     except (ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
-
-
-def _address(repo_id: str, sha: str, file: RepoFile, kind: RepoType, session: Session) -> str:
-    return hf_hub_url(repo_id, file.path, repo_type=kind, revision=sha, endpoint=session.endpoint)
 
 
 def _object(value: object) -> dict[str, Any]:

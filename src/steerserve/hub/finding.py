@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlencode
 
-from huggingface_hub import hf_hub_url
-
 from steerserve.errors import Refusal
 from steerserve.hub.session import Session
 from steerserve.hub.wire import (
@@ -55,9 +53,7 @@ def content(job: ReadContent, session: Session, tell: Callable[[ContentPart], No
     Raises:
         Trouble: FAILED also for a file that is too large.
     """
-    url = hf_hub_url(
-        job.repo_id, job.path, repo_type=job.repo_type, revision=job.sha, endpoint=session.endpoint
-    )
+    url = session.address(job.repo_id, job.path, job.sha, job.repo_type)
     told, body = 0, bytearray()
     with session.stream(url) as response:
         for chunk in response.iter_bytes():

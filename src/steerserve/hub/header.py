@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 import struct
 
-from huggingface_hub import hf_hub_url
-
 from steerserve.files.local import header_tensors
 from steerserve.hub.session import Session
 from steerserve.hub.wire import HeaderRead, Headers, Kind, Trouble
@@ -39,7 +37,7 @@ def fetch_header(job: Headers, session: Session) -> HeaderRead:
     """
     if job.file.size == 0:
         raise _damaged(job, "is empty")
-    url = hf_hub_url(job.repo_id, job.file.path, revision=job.sha, endpoint=session.endpoint)
+    url = session.address(job.repo_id, job.file.path, job.sha)
     begun, total = _bytes(url, 0, FIRST_BYTES, session)
     total = job.file.size if total is None else total
     size = struct.unpack("<Q", begun[:8])[0] if len(begun) >= 8 else 0

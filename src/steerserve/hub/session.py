@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from urllib.parse import urljoin, urlsplit
 
 import httpx2
+from huggingface_hub import hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import build_hf_headers, get_session, set_client_factory
 
 from steerserve.hub.wire import Kind, Trouble
+from steerserve.rules.models.repository import RepoType
 
 CONNECT_SECONDS = 10.0
 BROKEN = "the connection to the hub broke"
@@ -63,6 +65,12 @@ class Session:
             lambda: httpx2.Client(
                 verify=CERTIFICATES, event_hooks={"request": [self._guard]}, timeout=timeout
             )
+        )
+
+    def address(self, repo_id: str, path: str, revision: str, repo_type: RepoType = "model") -> str:
+        """The address of a file of a repository."""
+        return hf_hub_url(
+            repo_id, path, repo_type=repo_type, revision=revision, endpoint=self.endpoint
         )
 
     def is_home(self, url: str) -> bool:

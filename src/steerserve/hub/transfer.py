@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub import get_hf_file_metadata
 from huggingface_hub.file_download import HfFileMetadata, xet_get
 
 from steerserve.files.folder import XET_PART, CommitFolder
@@ -98,13 +98,7 @@ class _Transfer:
         self.job, self.file, self.session, self.counter = job, file, session, counter
         self.part, self.whole = folder.part(file), folder.whole(file)
         self.begun = folder.begun(file)
-        self.url = hf_hub_url(
-            job.repo_id,
-            file.path,
-            repo_type=job.repo_type,
-            revision=job.sha,
-            endpoint=session.endpoint,
-        )
+        self.url = session.address(job.repo_id, file.path, job.sha, job.repo_type)
         self.size = 0
 
     def run(self) -> None:
