@@ -7,7 +7,9 @@ import msgspec
 from steerserve.rules.models.repository import RepoFile, check_paths
 
 ARCHITECTURES = 8
-TEXT_CHARACTERS = 255
+NAME_CHARACTERS = 255
+TEXT_CHARACTERS = 200
+TEXTS_MAXIMUM = 200
 
 
 class Repository(msgspec.Struct, frozen=True, kw_only=True, tag="described"):
@@ -37,12 +39,12 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True, tag="described"):
     @property
     def architectures(self) -> tuple[str, ...]:
         listed = (self.config or {}).get("architectures")
-        named = map(_text, listed[:ARCHITECTURES]) if isinstance(listed, list) else ()
-        return tuple(name for name in named if name)
+        named = listed[:ARCHITECTURES] if isinstance(listed, list) else ()
+        return tuple(name for one in named if (name := text_of(one, NAME_CHARACTERS)))
 
     @property
     def model_type(self) -> str | None:
-        return _text((self.config or {}).get("model_type"))
+        return text_of((self.config or {}).get("model_type"), NAME_CHARACTERS)
 
     @property
     def requires_trust_remote_code(self) -> bool:
@@ -59,7 +61,18 @@ def checked(described: Repository, revision: str | None) -> Repository:
     return msgspec.structs.replace(described, revision=revision)
 
 
-def _text(value: object) -> str | None:
+def count_of(value: object) -> int | None:
+    """A count that the hub says; None for anything else."""
+    return value if type(value) is int and 0 <= value < 1 << 63 else None
+
+
+def text_of(value: object, most: int = TEXT_CHARACTERS) -> str | None:
     """The first printable characters of a text; None if it has none."""
-    shown = value[:TEXT_CHARACTERS] if isinstance(value, str) else ""
+    shown = value[:most] if isinstance(value, str) else ""
     return "".join(c for c in shown if c.isprintable()) or None
+
+
+def texts_of(value: object) -> list[str]:
+    """The texts of a list that have printable characters."""
+    listed = value[:TEXTS_MAXIMUM] if isinstance(value, list) else []
+    return [text for text in map(text_of, listed) if text]

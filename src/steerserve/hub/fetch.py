@@ -21,7 +21,7 @@ import msgspec
 from huggingface_hub import get_hf_file_metadata
 
 from steerserve.errors import Refusal
-from steerserve.hub.described import Repository
+from steerserve.hub.described import TEXTS_MAXIMUM, Repository, count_of, text_of, texts_of
 from steerserve.hub.finding import content, search
 from steerserve.hub.header import fetch_header
 from steerserve.hub.session import Session, troubles
@@ -55,8 +55,6 @@ DESCRIBE_MEMORY = 1 << 30
 """The largest address space, in bytes, of a process that answers a question."""
 
 READ_SECONDS = 15.0
-TEXT_MAXIMUM = 200
-TAGS_MAXIMUM = 200
 
 
 def describe(job: Describe, session: Session) -> Repository:
@@ -78,8 +76,8 @@ def describe(job: Describe, session: Session) -> Repository:
     if is_gated and files:
         _check_access(repo_id, sha, config or files[0], kind, session)
     card, weights, gguf = (_object(info.get(name)) for name in ("cardData", "safetensors", "gguf"))
-    counts = list(_object(weights.get("parameters")).items())[:TAGS_MAXIMUM]
-    dtypes = {name: n for k, n in counts if (name := _text(k)) and _count(n)}
+    counts = list(_object(weights.get("parameters")).items())[:TEXTS_MAXIMUM]
+    dtypes = {name: n for k, n in counts if (name := text_of(k)) and count_of(n)}
     return Repository(
         repo_id=repo_id,
         sha=sha,
@@ -87,17 +85,17 @@ def describe(job: Describe, session: Session) -> Repository:
         is_private=info.get("private") is True,
         files=tuple(files),
         config=_config(repo_id, sha, config, kind, session),
-        downloads=_count(info.get("downloads")),
-        likes=_count(info.get("likes")),
-        tags=tuple(_texts(info.get("tags"))),
-        pipeline_tag=_text(info.get("pipeline_tag")),
-        license=_text(card.get("license")),
-        language=_text(card.get("language")) or ", ".join(_texts(card.get("language"))) or None,
-        parameters=_count(weights.get("total")),
+        downloads=count_of(info.get("downloads")),
+        likes=count_of(info.get("likes")),
+        tags=tuple(texts_of(info.get("tags"))),
+        pipeline_tag=text_of(info.get("pipeline_tag")),
+        license=text_of(card.get("license")),
+        language=text_of(card.get("language")) or ", ".join(texts_of(card.get("language"))) or None,
+        parameters=count_of(weights.get("total")),
         parameters_by_dtype=dtypes,
-        gguf_architecture=_text(gguf.get("architecture")),
-        gguf_context_length=_count(gguf.get("context_length")),
-        gguf_parameters=_count(gguf.get("total")),
+        gguf_architecture=text_of(gguf.get("architecture")),
+        gguf_context_length=count_of(gguf.get("context_length")),
+        gguf_parameters=count_of(gguf.get("total")),
     )
 
 
@@ -192,22 +190,6 @@ def _config(
 
 def _object(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 63 else None
-
-
-def _text(value: object) -> str | None:
-    """The printable characters of a text, as one line of bounded length."""
-    if not isinstance(value, str):
-        return None
-    return "".join(c for c in value[:TEXT_MAXIMUM] if c.isprintable()) or None
-
-
-def _texts(value: object) -> list[str]:
-    listed = value[:TAGS_MAXIMUM] if isinstance(value, list) else []
-    return [text for text in map(_text, listed) if text]
 
 
 # ------------------------------------------------------------------ the process

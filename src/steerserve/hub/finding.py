@@ -7,6 +7,7 @@ from collections.abc import Callable
 from urllib.parse import urlencode
 
 from steerserve.errors import Refusal
+from steerserve.hub.described import count_of, texts_of
 from steerserve.hub.session import Session
 from steerserve.hub.wire import (
     ContentPart,
@@ -24,8 +25,6 @@ ANSWER_BYTES = 8 << 20
 PART_BYTES = 1 << 20
 """The bytes of a file from which on they are sent, so that no line is too long for its reader."""
 _FACTS = ("likes", "downloads", "lastModified", "tags")
-_TEXT_MAXIMUM = 200
-_TAGS_MAXIMUM = 200
 _TIME = re.compile(r"[0-9T:.Z+-]{10,40}")
 
 
@@ -75,22 +74,12 @@ def _repository(entry: object) -> OfferedPack | None:
         check_repo_id(name)
     except Refusal:
         return None
-    modified, tags = entry.get("lastModified"), entry.get("tags")
+    modified = entry.get("lastModified")
     is_time = isinstance(modified, str) and _TIME.fullmatch(modified)
     return OfferedPack(
         name,
-        _count(entry.get("likes")),
-        _count(entry.get("downloads")),
+        count_of(entry.get("likes")),
+        count_of(entry.get("downloads")),
         modified if is_time else None,
-        [tag for tag in map(_text, tags[:_TAGS_MAXIMUM]) if tag] if isinstance(tags, list) else [],
+        texts_of(entry.get("tags")),
     )
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 63 else None
-
-
-def _text(value: object) -> str | None:
-    if not isinstance(value, str):
-        return None
-    return "".join(c for c in value[:_TEXT_MAXIMUM] if c.isprintable()) or None
