@@ -80,6 +80,13 @@ class CommitFolder:
         """Whether this download or an earlier one has fetched the whole file."""
         return any(_fits(path, file.size) for path in (self.final(file), self.whole(file)))
 
+    def has_all(self, files: Iterable[SizedFile]) -> bool:
+        """Whether finished downloads have fetched each of these files."""
+        return all(
+            (place := self.final(file)).is_file() and file.size in (None, place.stat().st_size)
+            for file in files
+        )
+
     def present_bytes(self, file: SizedFile) -> int:
         """How many bytes of the file are on the disk and need not be fetched."""
         for path in (self.final(file), self.whole(file)):

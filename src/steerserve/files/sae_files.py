@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,15 +20,6 @@ def units(folder: Path, repo_id: str) -> tuple[Unit, ...]:
     there = [path for path in folder.rglob("*") if path.is_file()]
     files = [RepoFile(path.relative_to(folder).as_posix(), None) for path in there]
     return sae_units.units(repo_id, files).units
-
-
-def are_there(folder: Path, files: Iterable[RepoFile]) -> bool:
-    """Whether each of these files has been downloaded completely."""
-    for file in files:
-        place = CommitFolder(folder).final(file)
-        if not place.is_file() or file.size not in (None, place.stat().st_size):
-            return False
-    return True
 
 
 def remove(folder: Path, repo_id: str, gone: Set[str | None], kept: Set[str | None]) -> None:

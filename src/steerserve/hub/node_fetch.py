@@ -71,7 +71,7 @@ async def fetch(task: FetchTask, tell: Tell) -> None:
     folder = folder_of(cache, task.repo_id, task.sha)
     async with _locked(cache / LOCKS / f"{folder.parent.name}--{task.sha}"):
         # another replica of this node may have fetched them meanwhile
-        if not await asyncio.to_thread(_are_there, folder, wanted):
+        if not await asyncio.to_thread(CommitFolder(folder).has_all, wanted):
             downloaders = Downloaders(cache)
             try:
                 await _download(task, folder, _hub(task, downloaders), tell)
@@ -113,14 +113,6 @@ def _settings(task: FetchTask) -> Settings:
         download_attempts=task.attempts,
         download_stall_timeout=task.stall_seconds,
         disk_reserve_mb=task.reserve_mb,
-    )
-
-
-def _are_there(folder: Path, files: list[RepoFile]) -> bool:
-    place = CommitFolder(folder)
-    return all(
-        place.final(file).is_file() and place.final(file).stat().st_size == file.size
-        for file in files
     )
 
 

@@ -266,7 +266,7 @@ class SaeDownloads(RecordedDownloads[str, SaePlan, Sequence[ReadSae]]):
             # a unit that could not be read would fail again, so its files are not needed
             needed = [u for u in plan.units if plan.path or statuses.get(u.path) != "error"]
             files = [file for unit in needed for file in unit.files]
-            is_whole = await asyncio.to_thread(sae_files.are_there, plan.job.folder, files)
+            is_whole = await asyncio.to_thread(CommitFolder(plan.job.folder).has_all, files)
         return (row, row.status) if is_whole else None
 
     async def _look(self, request: SaeRequest) -> Looked:
