@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -45,15 +44,11 @@ def lines(path: Path, ended: Event) -> Iterator[bytes]:
         ReadingEnded
     """
     with local.reading(path.parent), path.open("rb") as opened:
-        yield from _lines(opened, ended)
+        yield from lines_of(opened, ended)
 
 
-def lines_of(content: bytes, ended: Event) -> Iterator[bytes]:
-    """The lines of the content of a file, as `lines` gives them."""
-    yield from _lines(io.BytesIO(content), ended)
-
-
-def _lines(opened: IO[bytes], ended: Event) -> Iterator[bytes]:
+def lines_of(opened: IO[bytes], ended: Event) -> Iterator[bytes]:
+    """The lines of an open file, as `lines` gives them."""
     while line := opened.readline(CORPUS_TEXT_BYTES + 1):
         if ended.is_set():
             raise ReadingEnded

@@ -199,7 +199,7 @@ def test_cancelled_corpora_stop_reading_and_take_no_thread_of_others(
 
     local = {"source": "local", "texts": None, "local_path": str(file)}
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_lines", endless)
+        patch.setattr(files, "lines_of", endless)
         for number in range(8):
             job = live.data("POST", PATH, body(**local, name=f"c{number}"), 202)["job"]
             assert begun.acquire(timeout=5)

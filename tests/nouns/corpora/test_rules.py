@@ -110,11 +110,12 @@ def test_long_texts_are_cut_before_white_space() -> None:
 READING = """
 import sys, tracemalloc
 from threading import Event
+from io import BytesIO
 from steerserve.files.corpus import lines_of
 from steerserve.rules.inference.corpus_texts import texts
 content = eval(sys.argv[1])
 tracemalloc.start()
-count = sum(1 for _ in texts("a.txt", lines_of(content, Event()), ""))
+count = sum(1 for _ in texts("a.txt", lines_of(BytesIO(content), Event()), ""))
 print(count, tracemalloc.get_traced_memory()[1])
 """
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -146,7 +147,7 @@ class TextSources:
         content = await self._hub.dataset_file(
             said.repo_id, said.revision or "main", file, CORPUS_HUB_BYTES, asked.hub_token
         )
-        return lambda: rules.texts(file, files.lines_of(content, ended), said.text_field)
+        return lambda: rules.texts(file, files.lines_of(BytesIO(content), ended), said.text_field)
 
     async def digest(self, texts: Iterable[CorpusText]) -> str:
         """The SHA-256 of all texts. Every text is looked at.
@@ -197,7 +198,8 @@ class TextSources:
                             if is_end
                             else Place(index, start + size, tokens)
                         )
-                        yield _cut(index, start, size, window, special, name, place)
+                        whole = _joined(special, _sliced(window, 0, size))
+                        yield Cut(index, start, len(special.ids), *whole, name, place)
                         start += size
                         if place.tokens >= asked.max_tokens:
                             return
@@ -298,13 +300,6 @@ async def _windows(
                 held = _sliced(held, room, len(held.ids))
     if held.ids:
         yield held, True
-
-
-def _cut(
-    text: int, start: int, size: int, window: Tokens, special: Tokens, name: str, after: Place
-) -> Cut:
-    whole = _joined(special, _sliced(window, 0, size))
-    return Cut(text, start, len(special.ids), *whole, name, after)
 
 
 def _joined(first: Tokens, second: Tokens) -> Tokens:
