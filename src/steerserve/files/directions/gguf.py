@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from steerserve.files.directions.stored import Found, Numbers, float32, numbers_of
+from steerserve.files.directions.stored import DTYPES, Found, Numbers, float32, numbers_of
 from steerserve.files.gguf_part import Part, read_content
 from steerserve.rules.bounds import DIRECTIONS
 from steerserve.rules.models.gguf_layout import GGUFError
@@ -27,7 +27,6 @@ from steerserve.rules.text import shown
 MAGIC = b"GGUF"
 NAME = re.compile(r"direction\.(0|[1-9][0-9]{0,3})")
 _MORE = re.compile(r"direction\.[0-9]+\.[0-9]+")
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _KEPT = re.compile(r"glp\..*|dspark\..*|general\.base_model\.0\..*|[^.]+\.model_hint|general\..*")
 _HOOKS = {
     "residual_stream_post_layer": RESID_POST,
@@ -80,7 +79,7 @@ def _tensors(file: str, part: Part, data: bytes) -> dict[int, Numbers]:
         tensors[int(match[1])] = numbers_of(
             file,
             name,
-            _DTYPES.get(dtype, dtype),
+            DTYPES.get(dtype, dtype),
             (tensor.elements,),
             memoryview(data)[begin : begin + tensor.size],
         )

@@ -15,6 +15,8 @@ from steerserve.rules.steering.vector import (
 )
 
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+"""A type as safetensors and GGUF name it -> its name in PyTorch."""
 _LETTERS = {"float32": "f", "float16": "e", "float64": "d"}
 
 

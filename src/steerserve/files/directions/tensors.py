@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import struct
 
-from steerserve.files.directions.stored import Numbers, numbers_of
+from steerserve.files.directions.stored import DTYPES, Numbers, numbers_of
 from steerserve.files.local import HEADER_BYTES, header_tensors
 from steerserve.rules import json_size
 from steerserve.rules.bounds import DIRECTIONS, VECTOR_PARTS
 from steerserve.rules.steering.vector import invalid
 
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _LENGTH = 8
 
 
@@ -43,7 +42,7 @@ def read(file: str, data: bytes) -> tuple[dict[str, Numbers], dict[str, str]]:
     tensors = {}
     for one in listed:
         begin, end = header[one.name]["data_offsets"]
-        dtype = _DTYPES.get(one.dtype, one.dtype)
+        dtype = DTYPES.get(one.dtype, one.dtype)
         tensors[one.name] = numbers_of(file, one.name, dtype, one.shape, body[begin:end])
     metadata = header.get("__metadata__")
     texts = metadata if isinstance(metadata, dict) else {}
