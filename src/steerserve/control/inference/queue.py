@@ -8,8 +8,8 @@ import math
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from steerserve.errors import Refusal
@@ -53,9 +53,15 @@ class _Revocable:
         self.refusal = refusal
         self._task.cancel()
 
-    def is_only_refused(self) -> bool:
-        """Whether the task was cancelled by the refusal alone, and not by its client too."""
-        return self.refusal is not None and self._task.uncancel() <= self._cancelling
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Raise the refusal where the block was cancelled by it alone, and not by its client too."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.refusal is not None and self._task.uncancel() <= self._cancelling:
+                raise self.refusal from None
+            raise
 
 
 class _Place(_Revocable):
@@ -160,12 +166,8 @@ class Queue:
         place = _Place(rules.Request(client, next(self._count), rows))
         self._places.add(place)
         try:
-            yield place
-        except asyncio.CancelledError:
-            if place.is_only_refused():
-                assert place.refusal is not None
-                raise place.refusal from None
-            raise
+            with place.refusing():
+                yield place
         finally:
             self._leave(place)
 
@@ -194,13 +196,9 @@ class Queue:
         self._parts.append(part)
         self._hand_out()
         try:
-            await part.turn
-            yield part
-        except asyncio.CancelledError:
-            if part.is_only_refused():
-                assert part.refusal is not None
-                raise part.refusal from None
-            raise
+            with part.refusing():
+                await part.turn
+                yield part
         finally:
             (self._parts if part in self._parts else self._parts_running).remove(part)
             self._hand_out()
