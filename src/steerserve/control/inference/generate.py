@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -165,7 +165,7 @@ class Generation:
             profile = await self._named(asked.steering)
             asked = replace(
                 asked,
-                steering=await self._resolved(asked.steering),
+                steering=await _with_edits(asked.steering, self._edit_parts.with_vectors),
                 parts={
                     name: await parts()[name].resolve(one, look)
                     for name, one in asked.parts.items()
@@ -191,16 +191,6 @@ class Generation:
 
     # ------------------------------------------------------------- inside
 
-    async def _resolved(self, steering: AskedSteering) -> AskedSteering:
-        """The steering with the vectors and probes that it names."""
-        own, sweep = steering.own, steering.sweep
-        if own is not None:
-            steering = replace(steering, own=await self._edit_parts.with_vectors(own))
-        if sweep is not None and sweep.own is not None:
-            with_vectors = await self._edit_parts.with_vectors(sweep.own)
-            steering = replace(steering, sweep=replace(sweep, own=with_vectors))
-        return steering
-
     async def _with_sources(
         self, asked: Asked, profile: dial.Profile | None, resident: Resident
     ) -> tuple[Asked, dial.Profile | None]:
@@ -210,11 +200,8 @@ class Generation:
             return await self._edit_parts.with_sources(own, resident, asked.client)
 
         steering = asked.steering
-        if steering is not None and steering.own is not None:
-            steering = replace(steering, own=await read(steering.own))
-        if steering is not None and steering.sweep is not None and steering.sweep.own is not None:
-            sweep = replace(steering.sweep, own=await read(steering.sweep.own))
-            steering = replace(steering, sweep=sweep)
+        if steering is not None:
+            steering = await _with_edits(steering, read)
         if profile is not None and profile.edits is not None:
             edits = replace(profile.edits, own=await read(profile.edits.own))
             profile = replace(profile, edits=edits)
@@ -310,6 +297,18 @@ class Generation:
             flow.put(error)
         finally:
             timing.ended()
+
+
+async def _with_edits(
+    steering: AskedSteering, change: Callable[[RequestSteering], Awaitable[RequestSteering]]
+) -> AskedSteering:
+    """The steering with its own edits, and those of its sweep, after a change."""
+    if steering.own is not None:
+        steering = replace(steering, own=await change(steering.own))
+    sweep = steering.sweep
+    if sweep is not None and sweep.own is not None:
+        steering = replace(steering, sweep=replace(sweep, own=await change(sweep.own)))
+    return steering
 
 
 async def _prepared(admitted: Admitted, look: Lookups) -> Admitted:
