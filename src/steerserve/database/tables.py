@@ -4,7 +4,6 @@ Times are UTC. Live state (residency, locks, steering values) is not stored."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -67,29 +66,16 @@ class FeatureValues(TypeDecorator[dict[int, float]]):
         return msgspec.json.decode(value, type=dict[int, float]) if value is not None else None
 
 
-class JsonObject(TypeDecorator[dict[str, object]]):
-    """A JSON object, stored as its text."""
+class Json(TypeDecorator[Any]):
+    """A JSON object or list, stored as its text."""
 
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: dict[str, object] | None, dialect: Dialect) -> object:
+    def process_bind_param(self, value: object, dialect: Dialect) -> object:
         return json.dumps(value, allow_nan=False) if value is not None else None
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> dict[str, object] | None:
-        return json.loads(value) if value is not None else None
-
-
-class TextList(TypeDecorator[list[str]]):
-    """A list of texts, stored as the text of a JSON list."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> object:
-        return json.dumps(list(value)) if value is not None else None
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> list[str] | None:
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return json.loads(value) if value is not None else None
 
 
@@ -135,7 +121,7 @@ models = Table(
     Column("error_message", Text),
     Column("download_error", String(40)),
     Column("content_digest", String(80)),
-    Column("content_aliases", TextList, nullable=False, default=[], server_default="[]"),
+    Column("content_aliases", Json, nullable=False, default=[], server_default="[]"),
     Column("content_stamp", String(64)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
@@ -165,11 +151,11 @@ saes = Table(
     Column("trained_layer", Integer),
     Column("average_l0", Float),
     Column("file_size_bytes", BigInteger),
-    Column("claims", JsonObject),
+    Column("claims", Json),
     Column("status", String(20), nullable=False),
     Column("error_message", Text),
     Column("error_code", String(50)),
-    Column("other_ids", TextList, nullable=False, default=[], server_default="[]"),
+    Column("other_ids", Json, nullable=False, default=[], server_default="[]"),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
 )
@@ -209,11 +195,11 @@ profiles = Table(
     Column("steering", FeatureValues, nullable=False),
     Column("intensity", Float, nullable=False, default=1.0),
     Column("source_kind", String(20), nullable=False, default="manual"),
-    Column("origin", JsonObject),
+    Column("origin", Json),
     Column("document", Text),
     Column("cluster", Encoded(Cluster)),
-    Column("warnings", TextList),
-    Column("hub_ref", JsonObject),
+    Column("warnings", Json),
+    Column("hub_ref", Json),
     Column("sensing_enabled", Boolean, nullable=False, default=False),
     Column("sensing_min_k", Integer),
     Column("created_at", UtcDateTime, nullable=False),
@@ -283,9 +269,9 @@ batches = Table(
     Column("status", String(20), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
-    Column("times", JsonObject, nullable=False),
+    Column("times", Json, nullable=False),
     Column("output_seconds", Integer),
-    Column("metadata", JsonObject),
+    Column("metadata", Json),
     Column("errors", Encoded(tuple[LineFault, ...])),
     Column("model", String(255)),
     Column("model_id", Integer),

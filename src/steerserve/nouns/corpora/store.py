@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from steerserve.database.catalog import Clock, utc_now
 from steerserve.database.db import Database
 from steerserve.database.room import UNBOUNDED, DocumentRoom
-from steerserve.database.tables import JsonObject, UtcDateTime, metadata
+from steerserve.database.tables import Json, UtcDateTime, metadata
 from steerserve.errors import Refusal
 from steerserve.rules.text import shown
 from steerserve.rules.units import MIB
@@ -41,7 +41,7 @@ corpora = Table(
     Column("id", String(20), primary_key=True),
     Column("name", String(120), nullable=False),
     Column("model", String(255), nullable=False),
-    Column("asked", JsonObject, nullable=False),
+    Column("asked", Json, nullable=False),
     Column("digest", String(64)),
     Column("parts", Integer, nullable=False, default=0),
     Column("next_text", BigInteger, nullable=False, default=0),

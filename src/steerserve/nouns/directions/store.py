@@ -25,7 +25,7 @@ from steerserve.database.db import Database
 from steerserve.database.named import NamedStore
 from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.stored import Row
-from steerserve.database.tables import Encoded, TextList, UtcDateTime, metadata
+from steerserve.database.tables import Encoded, Json, UtcDateTime, metadata
 from steerserve.nouns.directions.rules import ProbeRecord, Training, VectorRecord, VectorSource
 from steerserve.rules.steering import probe as probe_rules
 from steerserve.rules.steering import vector as vector_rules
@@ -56,7 +56,7 @@ vectors = Table(
     Column("source", Encoded(VectorSource), nullable=False),
     Column("layer_convention", String(20), nullable=False),
     Column("layer_offset", Integer, nullable=False),
-    Column("warnings", TextList, nullable=False),
+    Column("warnings", Json, nullable=False),
     Column("training", Encoded(Training)),
     Column("measured", Encoded(Measured)),
     Column("not_measured", Text),
@@ -82,7 +82,7 @@ probes = Table(
     Column("source", Encoded(VectorSource), nullable=False),
     Column("layer_convention", String(20), nullable=False),
     Column("layer_offset", Integer, nullable=False),
-    Column("warnings", TextList, nullable=False),
+    Column("warnings", Json, nullable=False),
     Column("training", Encoded(Training)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("stored_bytes", Integer, nullable=False),
