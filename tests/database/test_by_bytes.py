@@ -9,8 +9,10 @@ import pytest
 
 from steerserve.database.batches import BatchStore, LineAnswer
 from steerserve.database.by_bytes import Portion, portions
+from steerserve.database.catalog import utc_now
 from steerserve.database.db import Database
 from steerserve.database.files import FileStore
+from steerserve.database.room import UNBOUNDED
 from steerserve.errors import Refusal
 from steerserve.nouns.runs.store import RunStore
 from steerserve.rules.bounds import STORED_READ_BYTES
@@ -39,7 +41,8 @@ def test_rows_are_read_in_portions_of_bounded_size(
 
 
 async def _output(database: Database) -> tuple[AsyncIterator[bytes], str]:
-    files, store = FileStore(database), BatchStore(database)
+    files = FileStore(database, UNBOUNDED, utc_now)
+    store = BatchStore(database, UNBOUNDED, utc_now)
     file = await files.add("x", b"{}", datetime(2100, 1, 1, tzinfo=UTC))
     batch = await store.add("/v1/completions", file.id, "c", None, None, timedelta(days=1), 9)
     for start in (0, 2, 4):

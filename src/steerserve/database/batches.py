@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 
 from sqlalchemy import LargeBinary, and_, delete, func, insert, select, update
 
 from steerserve.database import by_bytes
-from steerserve.database.catalog import Clock, utc_now
+from steerserve.database.catalog import Clock
 from steerserve.database.db import Database
 from steerserve.database.files import listed, new_file_id, unknown
-from steerserve.database.room import UNBOUNDED, DocumentRoom
+from steerserve.database.room import DocumentRoom
 from steerserve.database.tables import batch_lines, batches, files
 from steerserve.errors import Refusal
 from steerserve.rules.bounds import STORED_READ_BYTES
@@ -76,24 +76,13 @@ class LineAnswer:
 _READ = [batches.c[field.name] for field in fields(BatchRow)]
 
 
-def new_batch_id() -> str:
-    return "batch_" + secrets.token_hex(12)
-
-
 class BatchStore:
     """Reads and writes batches."""
 
-    def __init__(
-        self,
-        database: Database,
-        room: DocumentRoom = UNBOUNDED,
-        now: Clock = utc_now,
-        new_id: Callable[[], str] = new_batch_id,
-    ) -> None:
+    def __init__(self, database: Database, room: DocumentRoom, now: Clock) -> None:
         self._database = database
         self._room = room
         self._now = now
-        self._new_id = new_id
 
     async def add(
         self,
@@ -115,7 +104,7 @@ class BatchStore:
         await self._room.check_disk(0)
         now = self._now()
         row = BatchRow(
-            self._new_id(),
+            "batch_" + secrets.token_hex(12),
             endpoint,
             input_file_id,
             client,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeVar
@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Table, and_, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from steerserve.database.catalog import Clock, utc_now
+from steerserve.database.catalog import Clock
 from steerserve.database.db import Database
-from steerserve.database.room import UNBOUNDED, DocumentRoom
+from steerserve.database.room import DocumentRoom
 from steerserve.database.tables import batch_lines, batches, file_parts, files
 from steerserve.errors import Refusal
 from steerserve.rules.inference.batches import UNFINISHED
@@ -74,17 +74,10 @@ def listed(
 class FileStore:
     """Reads and writes files. A file that has expired is not found, unless a batch that is not over reads it."""
 
-    def __init__(
-        self,
-        database: Database,
-        room: DocumentRoom = UNBOUNDED,
-        now: Clock = utc_now,
-        new_id: Callable[[], str] = new_file_id,
-    ) -> None:
+    def __init__(self, database: Database, room: DocumentRoom, now: Clock) -> None:
         self._database = database
         self._room = room
         self._now = now
-        self._new_id = new_id
 
     async def add(self, filename: str, content: bytes, expires_at: datetime) -> FileRow:
         """Store an uploaded file.
@@ -94,7 +87,7 @@ class FileStore:
         """
         await self._room.check_disk(len(content))
         row = FileRow(
-            self._new_id(),
+            new_file_id(),
             UPLOADED,
             filename,
             len(content),

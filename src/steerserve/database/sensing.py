@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
@@ -11,7 +10,7 @@ from sqlalchemy import ColumnElement, Table, and_, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from steerserve.database.catalog import Clock, utc_now
+from steerserve.database.catalog import Clock
 from steerserve.database.db import Database
 from steerserve.rules.sensing.firings import PRUNE_SECONDS, EdgeFiring, Firing, FiringRow
 
@@ -38,8 +37,8 @@ class FiringStore:
         table: Table,
         most: int,
         days: float,
-        now: Clock = utc_now,
-        seconds: Callable[[], float] = time.monotonic,
+        now: Clock,
+        seconds: Callable[[], float],
     ) -> None:
         self._database = database
         self._table = table

@@ -347,19 +347,10 @@ class Hub:
         raise Trouble(Kind.FAILED, "the downloader ended early")
 
 
-def cluster_hub(
-    settings: Settings, downloaders: Downloaders, clock: Callable[[], float] = time.monotonic
-) -> Hub:
+def cluster_hub(settings: Settings, downloaders: Downloaders) -> Hub:
     """The client for packs of clusters. It has a breaker of its own, so that faults there do not stop downloads, and
     sends no token, because packs are public."""
-    return Hub(
-        settings,
-        downloaders,
-        clock,
-        name=CLUSTER_NAME,
-        limits=CLUSTER_LIMITS,
-        is_anonymous=True,
-    )
+    return Hub(settings, downloaders, name=CLUSTER_NAME, limits=CLUSTER_LIMITS, is_anonymous=True)
 
 
 class Call:

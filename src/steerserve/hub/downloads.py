@@ -77,19 +77,12 @@ class _Run:
 
 
 class Downloads:
-    """Owner of the running downloads, by the caller's keys. `sleep` waits between attempts, and `clock` measures the
-    speed."""
+    """Owner of the running downloads, by the caller's keys. `sleep` waits between attempts."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        sleep: Sleep = asyncio.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, hub: Hub, sleep: Sleep = asyncio.sleep) -> None:
         self._hub = hub
         self._settings = hub.settings
         self._sleep = sleep
-        self._clock = clock
         self._runs: dict[Key, _Run] = {}
         self._ends: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(self._settings.max_download_workers)
@@ -273,7 +266,7 @@ class Downloads:
 
     def _advance(self, key: Key, run: _Run, present: int, *, is_over: bool = False) -> None:
         """Publish the progress of the job. The number never falls, even if a damaged file is fetched again."""
-        now, total = self._clock(), run.progress.total_bytes
+        now, total = time.monotonic(), run.progress.total_bytes
         run.marks.append((now, present))
         while run.marks[0][0] < now - SPEED_SECONDS and len(run.marks) > 2:
             run.marks.popleft()

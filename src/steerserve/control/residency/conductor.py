@@ -8,7 +8,6 @@ model.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -27,7 +26,7 @@ from steerserve.control.residency.resident import Attachment, Resident
 from steerserve.control.residency.restoring import Restoring
 from steerserve.control.residency.slot import Slot, shutting_down
 from steerserve.control.residency.work import Work
-from steerserve.database.catalog import Catalog, Clock, ModelRow, utc_now
+from steerserve.database.catalog import Catalog, Clock, ModelRow
 from steerserve.errors import Refusal
 from steerserve.messages import Loaded
 from steerserve.rules.residency import swap
@@ -49,8 +48,8 @@ class Conductor:
         catalog: Catalog,
         launcher: Engines,
         bus: Bus,
-        now: Clock = utc_now,
-        seconds: Seconds = time.monotonic,
+        now: Clock,
+        seconds: Seconds,
     ) -> None:
         self._settings = settings
         self._catalog = catalog

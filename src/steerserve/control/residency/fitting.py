@@ -192,15 +192,10 @@ def estimate(parameters: int, quantization: str) -> int:
     return -(-int(parameters * _BYTES[quantization] * _HEADROOM) // MIB)
 
 
-def estimated_memory_mb(
-    weights: Weights, quantization: str, *, has_card: bool | None = None
-) -> int:
+def estimated_memory_mb(weights: Weights, quantization: str) -> int:
     """MiB of memory for a checkpoint on this machine, from the weights that it stores. Q2 of a plain checkpoint counts
-    as Q4.
-
-    Without `has_card`, a tensor library that is built for cards counts as a card.
-    """
-    has_card = built_for_cards() if has_card is None else has_card
+    as Q4. A tensor library that is built for cards counts as a card."""
+    has_card = built_for_cards()
     asked = "Q4" if quantization == "Q2" else quantization
     # an estimate refuses nothing; the load names the packages that are missing
     able = Machine(has_card, None, precision.PACKAGES, _has_compiler())

@@ -8,7 +8,6 @@ it.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -17,7 +16,7 @@ import structlog
 
 from steerserve.control.bus import Bus
 from steerserve.control.residency.events import LeaseChanged
-from steerserve.database.catalog import Clock, utc_now
+from steerserve.database.catalog import Clock
 from steerserve.logs.setup import lease_ref
 from steerserve.rules.residency import lease as rules
 from steerserve.rules.residency import lease_status
@@ -31,10 +30,6 @@ Seconds = Callable[[], float]
 
 CLOCK_SET = timedelta(seconds=1)
 """The least difference between the time of day and the seconds that passed by which the clock counts as set."""
-
-
-def new_id() -> str:
-    return "lease_" + secrets.token_urlsafe(24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +48,7 @@ class Leases:
         seconds: the seconds since some moment. They never go back.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        bus: Bus,
-        now: Clock = utc_now,
-        seconds: Seconds = time.monotonic,
-        new_id: Callable[[], str] = new_id,
-    ) -> None:
+    def __init__(self, settings: Settings, bus: Bus, now: Clock, seconds: Seconds) -> None:
         self._bus = bus
         self._now = now
         self._seconds = seconds
@@ -71,7 +59,6 @@ class Leases:
             settings.lease_holder_max_chars,
             settings.lease_reason_max_chars,
         )
-        self._new_id = new_id
         self._book = Book(settings.lease_ended_memory)
 
     # ------------------------------------------------------------- looking
@@ -114,7 +101,7 @@ class Leases:
         """Raises:
         Refusal: MODEL_LEASED.
         """
-        lease_id = self._new_id()
+        lease_id = "lease_" + secrets.token_urlsafe(24)
         digest = rules.digest_of(lease_id)
         now = self.now()
         self._keep(rules.grant(self._book, model_id, model_name, terms, digest, now))

@@ -47,15 +47,9 @@ class Unanswered(Exception):
 class TokenizerProcess:
     """Owns the process. `start` starts one, and reading the tokenizer may take `open_seconds`."""
 
-    def __init__(
-        self,
-        start: Callable[[], Awaitable[Started]],
-        open_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, start: Callable[[], Awaitable[Started]], open_seconds: float) -> None:
         self._start = start
         self._open_seconds = open_seconds
-        self._clock = clock
         self._folder = ("", False)
         self._child: Child | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -187,7 +181,7 @@ class TokenizerProcess:
         await self._turn(client, sum(len(text.text) for text in texts) + len(ids or ()))
         # a client that leaves does not end the process, because the next request would wait for its start
         self._exchange = background.start(self._answer(question))
-        self._exchange.add_done_callback(partial(self._leave, client, self._clock()))
+        self._exchange.add_done_callback(partial(self._leave, client, time.monotonic()))
         answer = await asyncio.shield(self._exchange)
         if answer.reason is not None:
             raise Unanswered(answer.reason)
@@ -212,7 +206,7 @@ class TokenizerProcess:
     def _leave(self, client: str, since: float, done: asyncio.Task[TextAnswer]) -> None:
         if not done.cancelled():
             done.exception()  # read here, because the client may have left
-        now = self._clock()
+        now = time.monotonic()
         account = self._accounts.get(client, Account())
         self._accounts[client] = account.charged(now - since, now)
         if len(self._accounts) > 2 * ACCOUNTS_KEPT:
@@ -221,7 +215,7 @@ class TokenizerProcess:
 
     def _next(self) -> None:
         """Let the next request use the process."""
-        now = self._clock()
+        now = time.monotonic()
         waiting = [turn for turn, free in self._waiting.items() if not free.done()]
         used = {
             turn.client: self._accounts.get(turn.client, Account()).lately(now) for turn in waiting

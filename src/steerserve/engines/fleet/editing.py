@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -171,10 +170,7 @@ class Editing:
     """
 
     def __init__(
-        self,
-        roster: Roster,
-        check: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, roster: Roster, check: Callable[[], None], clock: Callable[[], float]
     ) -> None:
         self.told = Told()
         self.lock = asyncio.Lock()

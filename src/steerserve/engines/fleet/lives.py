@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,8 +64,8 @@ class Lives:
         effects: Effects,
         bounds: Bounds,
         drain_seconds: float,
-        pause: Callable[[int], float] = rules.pause,
-        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[int], float],
+        clock: Callable[[], float],
     ) -> None:
         self._launch = launch
         self._roster = roster

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from steerserve.engines.sandbox.pool_process import PoolProcess, stopping
@@ -47,17 +47,11 @@ class ProcessPool:
     """
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        count: int,
-        waiting_maximum: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        self, name: str, command: Sequence[str], count: int, waiting_maximum: int = 0
     ) -> None:
         self._processes = [PoolProcess(name, command) for _ in range(count)]
         self._free = list(self._processes)
         self._waiting_maximum = waiting_maximum
-        self._clock = clock
         self._numbers = itertools.count()
         self._waiting: dict[Turn, asyncio.Future[PoolProcess]] = {}
         self._running: dict[Turn, float] = {}
@@ -146,7 +140,7 @@ class ProcessPool:
                 (process for process in reversed(self._free) if process.is_warm), self._free[-1]
             )
             self._free.remove(process)
-            self._running[turn] = self._clock()
+            self._running[turn] = time.monotonic()
             self._waiting.pop(turn).set_result(process)
 
     async def _answer(self, turn: Turn, process: PoolProcess, body: bytes, seconds: float) -> bytes:
@@ -209,7 +203,7 @@ class ProcessPool:
             self._begin()
 
     def _charge(self, turn: Turn) -> None:
-        now = self._clock()
+        now = time.monotonic()
         account = self._accounts.get(turn.client, Account())
         self._accounts[turn.client] = account.charged(now - self._running.pop(turn), now)
         if len(self._accounts) > 2 * ACCOUNTS_KEPT:
@@ -217,7 +211,7 @@ class ProcessPool:
 
     def _used(self, clients: set[str]) -> dict[str, float]:
         """The seconds that each of these clients used lately, those of its running questions included."""
-        now = self._clock()
+        now = time.monotonic()
         used = {client: self._accounts.get(client, Account()).lately(now) for client in clients}
         for turn, since in self._running.items():
             if turn.client in used:
