@@ -46,87 +46,52 @@ def prompted(*prompts: m.Prompt) -> Asked:
     return replace(PLAIN, request=structs.replace(PLAIN.request, prompts=prompts))
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        PLAIN,
-        replace(PLAIN, is_stream=True),
-        prompted(m.Text("a"), m.Text("b")),
-        prompted(CHAT, CHAT),
-        prompted(m.Text("a", special=False)),
-        replace(PLAIN, may_load=False, lease="x", ignored=("user",)),
-        sampled(max_tokens=5),
-        sampled(stops=["x"]),
-        replace(PLAIN, parts={"steering_report": PlannedReport()}),
-    ],
-    ids=[
-        "a text",
-        "a stream",
-        "several prompts",
-        "several conversations",
-        "without special tokens",
-        "with headers",
-        "a length",
-        "stop strings",
-        "a report of the steering",
-    ],
-)
-def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(
-    asked: Asked,
-) -> None:
-    assert choose_backend(asked, FIXED) == BATCHED
+FIXED_SAMPLING = {
+    "a text": PLAIN,
+    "a stream": replace(PLAIN, is_stream=True),
+    "several prompts": prompted(m.Text("a"), m.Text("b")),
+    "several conversations": prompted(CHAT, CHAT),
+    "without special tokens": prompted(m.Text("a", special=False)),
+    "with headers": replace(PLAIN, may_load=False, lease="x", ignored=("user",)),
+    "a length": sampled(max_tokens=5),
+    "stop strings": sampled(stops=["x"]),
+    "a report of the steering": replace(PLAIN, parts={"steering_report": PlannedReport()}),
+}
+
+
+@pytest.mark.parametrize("kind", FIXED_SAMPLING)
+def test_a_request_of_the_fixed_sampling_parameters_runs_without_a_slot(kind: str) -> None:
+    assert choose_backend(FIXED_SAMPLING[kind], FIXED) == BATCHED
+
+
+DEPARTURES = {
+    "greedy": sampled(temperature=0.0),
+    "another temperature": sampled(temperature=0.7000001),
+    "the protocol's temperature": sampled(temperature=1.0),
+    "another top_p": sampled(top_p=1.0),
+    "top_p 0": sampled(top_p=0.0),
+    "a frequency penalty": sampled(repetition_penalty=repetition_penalty(0.1, 0)),
+    "a presence penalty": sampled(repetition_penalty=repetition_penalty(0, 0.1)),
+    "a negative penalty": sampled(repetition_penalty=repetition_penalty(-2, 0)),
+    "a seed": sampled(seed=7),
+    "the seed 0": sampled(seed=0),
+    "two choices": PLAIN.with_goal(n=2),
+    "a profile": steered(profile="calm"),
+    "an intensity": steered(intensity=1.0),
+    "steering off": steered(intensity=0.0),
+    "an intensity by word": steered(intensity="max"),
+    "steering of its own": steered(own=RequestSteering((SteeredFeature(4, 2.0),))),
+    "activations": replace(PLAIN, parts={"activations": Activations()}),
+    "a response format": replace(PLAIN, parts={"response_format": AskedFormat()}),
+    "readings of probes": replace(PLAIN, parts={"readings": ("calm",)}),
+    "a recorded answer made again": steered(replayed=RUN),
+}
 
 
 @pytest.mark.shows("request-activations.11", "continuous-batching.1")
-@pytest.mark.parametrize(
-    "asked",
-    [
-        sampled(temperature=0.0),
-        sampled(temperature=0.7000001),
-        sampled(temperature=1.0),
-        sampled(top_p=1.0),
-        sampled(top_p=0.0),
-        sampled(repetition_penalty=repetition_penalty(0.1, 0)),
-        sampled(repetition_penalty=repetition_penalty(0, 0.1)),
-        sampled(repetition_penalty=repetition_penalty(-2, 0)),
-        sampled(seed=7),
-        sampled(seed=0),
-        PLAIN.with_goal(n=2),
-        steered(profile="calm"),
-        steered(intensity=1.0),
-        steered(intensity=0.0),
-        steered(intensity="max"),
-        steered(own=RequestSteering((SteeredFeature(4, 2.0),))),
-        replace(PLAIN, parts={"activations": Activations()}),
-        replace(PLAIN, parts={"response_format": AskedFormat()}),
-        replace(PLAIN, parts={"readings": ("calm",)}),
-        steered(replayed=RUN),
-    ],
-    ids=[
-        "greedy",
-        "another temperature",
-        "the protocol's temperature",
-        "another top_p",
-        "top_p 0",
-        "a frequency penalty",
-        "a presence penalty",
-        "a negative penalty",
-        "a seed",
-        "the seed 0",
-        "two choices",
-        "a profile",
-        "an intensity",
-        "steering off",
-        "an intensity by word",
-        "steering of its own",
-        "activations",
-        "a response format",
-        "readings of probes",
-        "a recorded answer made again",
-    ],
-)
-def test_each_departure_alone_takes_a_slot(asked: Asked) -> None:
-    assert choose_backend(asked, FIXED) == SERIAL
+@pytest.mark.parametrize("kind", DEPARTURES)
+def test_each_departure_alone_takes_a_slot(kind: str) -> None:
+    assert choose_backend(DEPARTURES[kind], FIXED) == SERIAL
 
 
 @pytest.mark.parametrize("asked", [SCORED, EMBEDDED])
