@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,23 @@ def url(tmp_path: Path) -> str:
     return f"sqlite+aiosqlite:///{tmp_path / 'data' / DATABASE}"
 
 
+def file_of(url: str) -> Path:
+    return Path(url.removeprefix("sqlite+aiosqlite:///"))
+
+
+@asynccontextmanager
+async def opened(url: str, **more: Any) -> AsyncIterator[Database]:
+    """A database that is open inside the block."""
+    database = Database(url, **more)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
 @pytest.fixture
 async def database(url: str, tmp_path: Path) -> AsyncIterator[Database]:
     lay(tmp_path / "data" / DATABASE)
-    opened = Database(url)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with opened(url) as made:
+        yield made

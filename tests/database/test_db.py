@@ -26,6 +26,7 @@ from steerserve.database.tables import metadata
 from steerserve.errors import CannotStart, Refusal
 from steerserve.nouns.profiles.store import ProfileStore
 from steerserve.nouns.registry import own_nouns
+from tests.database.conftest import file_of, opened
 from tests.refusals import refused
 
 MODEL: dict[str, Any] = {"name": "m", "source": "local", "quantization": "FP16"}
@@ -42,10 +43,8 @@ SAE: dict[str, Any] = {
 @pytest.fixture
 async def made(url: str) -> AsyncIterator[Database]:
     """A database that `open` made from nothing."""
-    opened = Database(url)
-    await opened.open()
-    yield opened
-    await opened.close()
+    async with opened(url) as database:
+        yield database
 
 
 own_nouns()  # their tables are declared once they are imported
@@ -68,33 +67,27 @@ async def test_the_migrated_schema_is_the_declared_one(made: Database) -> None:
 
 async def test_opening_again_keeps_what_is_there(url: str) -> None:
     for count in (1, 2):
-        database = Database(url)
-        await database.open()
-        catalog = Catalog(database)
-        fields = MODEL | {"name": f"m{count}", "local_path": f"/models/{count}"}
-        await catalog.add_model(**fields, status="ready")
-        assert len(await catalog.models()) == count
-        await database.close()
+        async with opened(url) as database:
+            catalog = Catalog(database)
+            fields = MODEL | {"name": f"m{count}", "local_path": f"/models/{count}"}
+            await catalog.add_model(**fields, status="ready")
+            assert len(await catalog.models()) == count
 
 
 async def test_a_restart_takes_back_what_it_ended(url: str) -> None:
-    database = Database(url)
-    await database.open()
-    catalog = Catalog(database)
-    for status in ("ready", "loading", "loaded", "downloading", "error"):
-        await catalog.add_model(**MODEL | {"name": status}, local_path=status, status=status)
-    for status in ("cached", "attached", "downloading", "error"):
-        await catalog.add_sae(id=f"sae_{status}", **SAE, local_path=status, status=status)
-    await database.close()
-    again = Database(url)
-    await again.open()
-    catalog = Catalog(again)
-    # the status before the restart -> the status after it, and whether the record has a reason
-    models = {
-        row.name: (row.status, row.error_message is not None) for row in await catalog.models()
-    }
-    saes = {row.id: (row.status, row.error_message is not None) for row in await catalog.saes()}
-    await again.close()
+    async with opened(url) as database:
+        catalog = Catalog(database)
+        for status in ("ready", "loading", "loaded", "downloading", "error"):
+            await catalog.add_model(**MODEL | {"name": status}, local_path=status, status=status)
+        for status in ("cached", "attached", "downloading", "error"):
+            await catalog.add_sae(id=f"sae_{status}", **SAE, local_path=status, status=status)
+    async with opened(url) as again:
+        catalog = Catalog(again)
+        # the status before the restart -> the status after it, and whether the record has a reason
+        models = {
+            row.name: (row.status, row.error_message is not None) for row in await catalog.models()
+        }
+        saes = {row.id: (row.status, row.error_message is not None) for row in await catalog.saes()}
     assert models == {
         "ready": ("ready", False),
         "loading": ("ready", False),
@@ -148,18 +141,16 @@ async def test_a_write_that_fails_is_taken_back_whole(database: Database) -> Non
 
 async def test_the_database_is_checked_once_a_second_at_most(url: str) -> None:
     now = 0.0
-    database = Database(url, clock=lambda: now)
-    await database.open()
-    assert await database.fault() is None
-    file_of(url).unlink()
-    now = 0.9
-    assert await database.fault() is None
-    now = 1.0
-    fault = await database.fault()
-    assert fault is not None
-    assert "is gone" in fault.reason
-    assert not file_of(url).exists()
-    await database.close()
+    async with opened(url, clock=lambda: now) as database:
+        assert await database.fault() is None
+        file_of(url).unlink()
+        now = 0.9
+        assert await database.fault() is None
+        now = 1.0
+        fault = await database.fault()
+        assert fault is not None
+        assert "is gone" in fault.reason
+        assert not file_of(url).exists()
 
 
 async def test_a_writer_that_does_not_end_is_a_fault(database: Database, url: str) -> None:
@@ -170,17 +161,15 @@ async def test_a_writer_that_does_not_end_is_a_fault(database: Database, url: st
 
 async def test_a_check_beside_a_write_does_not_end_a_fault_of_writes(url: str) -> None:
     seconds = itertools.count(step=watch.CHECK_SECONDS)
-    database = Database(url, clock=lambda: next(seconds))
-    await database.open()
-    with closing(sqlite3.connect(file_of(url))) as other:
-        other.execute("BEGIN IMMEDIATE")
-        assert await database.fault() == faults.LOCKED
+    async with opened(url, clock=lambda: next(seconds)) as database:
+        with closing(sqlite3.connect(file_of(url))) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert await database.fault() == faults.LOCKED
+            async with database._writing:
+                assert await database.fault() == faults.LOCKED
         async with database._writing:
             assert await database.fault() == faults.LOCKED
-    async with database._writing:
-        assert await database.fault() == faults.LOCKED
-    assert await database.fault() is None
-    await database.close()
+        assert await database.fault() is None
 
 
 async def test_a_second_service_on_one_file_does_not_start(url: str, database: Database) -> None:
@@ -230,12 +219,10 @@ async def test_a_link_to_a_database_opens_it_and_changes_it(url: str, tmp_path: 
     file_of(url).parent.mkdir()
     file_of(url).symlink_to(real)
     for count in range(2):
-        database = Database(url)
-        await database.open()
-        assert len(await Catalog(database).models()) == count
-        await Catalog(database).add_model(**MODEL | {"name": f"m{count}"}, status="ready")
-        assert await database.fault() is None
-        await database.close()
+        async with opened(url) as database:
+            assert len(await Catalog(database).models()) == count
+            await Catalog(database).add_model(**MODEL | {"name": f"m{count}"}, status="ready")
+            assert await database.fault() is None
     with closing(sqlite3.connect(real)) as connection:
         assert connection.execute("SELECT count(*) FROM models").fetchone() == (2,)
 
@@ -255,10 +242,8 @@ async def test_a_file_that_is_moved_and_linked_back_is_a_replaced_one_and_stays_
     assert refusal.code == "DATABASE_UNAVAILABLE"
     assert await database.fault() == sqlite_file.REPLACED
     await database.close()
-    again = Database(url)
-    await again.open()
-    assert await Catalog(again).models() == (made,)
-    await again.close()
+    async with opened(url) as again:
+        assert await Catalog(again).models() == (made,)
 
 
 async def test_a_connection_that_a_link_leads_elsewhere_reads_nothing(
@@ -365,10 +350,8 @@ async def test_a_log_of_sqlite_that_was_replaced_stops_all_and_loses_nothing(
     with pytest.raises(Refusal):
         await ProfileStore(database).add_profile(name="calm", steering={})
     await database.close()
-    again = Database(url)
-    await again.open()
-    assert await Catalog(again).models() == (made,)
-    await again.close()
+    async with opened(url) as again:
+        assert await Catalog(again).models() == (made,)
 
 
 async def test_a_write_into_a_file_that_is_deleted_before_its_end_is_not_acknowledged(
@@ -387,23 +370,21 @@ async def test_a_write_that_may_have_taken_effect_is_read_again_once_the_fault_i
     url: str,
 ) -> None:
     now = itertools.count()
-    database = Database(url, clock=lambda: next(now))
-    await database.open()
-    catalog, away = Catalog(database), file_of(url).with_name("away.db")
-    made = await catalog.add_model(**MODEL, status="ready")
+    async with opened(url, clock=lambda: next(now)) as database:
+        catalog, away = Catalog(database), file_of(url).with_name("away.db")
+        made = await catalog.add_model(**MODEL, status="ready")
 
-    def rename(*_: Any) -> None:
-        file_of(url).rename(away)
+        def rename(*_: Any) -> None:
+            file_of(url).rename(away)
 
-    # the file leaves after the commit and before the answer
-    event.listen(database._engine.sync_engine, "commit", rename)
-    with pytest.raises(Refusal):
-        await catalog.change_model(made.id, status="error")
-    assert (await catalog.model(made.id)).status == "ready"
-    away.rename(file_of(url))
-    assert await database.fault() is None
-    assert (await catalog.model(made.id)).status == "error"
-    await database.close()
+        # the file leaves after the commit and before the answer
+        event.listen(database._engine.sync_engine, "commit", rename)
+        with pytest.raises(Refusal):
+            await catalog.change_model(made.id, status="error")
+        assert (await catalog.model(made.id)).status == "ready"
+        away.rename(file_of(url))
+        assert await database.fault() is None
+        assert (await catalog.model(made.id)).status == "error"
 
 
 async def test_a_lock_file_that_was_deleted_is_made_again_and_still_keeps_others_out(
@@ -480,7 +461,3 @@ async def test_a_server_that_does_not_answer_is_named_without_the_password() -> 
             await database.open()
     assert "sentinel" not in str(refused.value)
     assert "DATABASE_URL" in str(refused.value)
-
-
-def file_of(url: str) -> Path:
-    return Path(url.removeprefix("sqlite+aiosqlite:///"))

@@ -16,6 +16,7 @@ from steerserve.errors import CannotStart, Refusal
 from steerserve.nouns.circuits.rules import document as rules
 from steerserve.nouns.circuits.store import CircuitStore
 from steerserve.nouns.profiles.store import ProfileStore
+from tests.database.conftest import opened
 from tests.database.test_migrations import MODEL, migrate
 from tests.refusals import refused
 
@@ -65,40 +66,34 @@ async def test_a_full_disk_refuses_writes_until_there_is_room_again(
     url: str, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "CHECK_SECONDS", 0.0)
-    database = Database(url)
-    await database.open()
-    documents = ProfileStore(database)
-    await documents.add_profile(name="before", steering={})
-    filler = fill(disk)
-    for name in ("large", "again"):
-        refusal = await refused(documents.add_profile(name=name, steering=LARGE))
-        assert refusal.code == "DATABASE_UNAVAILABLE"
-        assert await database.fault() == faults.FULL
-    assert [row.name for row in (await documents.page(200))[0]] == ["before"]
-    filler.unlink()
-    assert await database.fault() is None
-    await documents.add_profile(name="large", steering=LARGE)
-    await database.close()
-    again = Database(url)
-    await again.open()
-    assert [row.name for row in (await ProfileStore(again).page(200))[0]] == ["before", "large"]
-    await again.close()
+    async with opened(url) as database:
+        documents = ProfileStore(database)
+        await documents.add_profile(name="before", steering={})
+        filler = fill(disk)
+        for name in ("large", "again"):
+            refusal = await refused(documents.add_profile(name=name, steering=LARGE))
+            assert refusal.code == "DATABASE_UNAVAILABLE"
+            assert await database.fault() == faults.FULL
+        assert [row.name for row in (await documents.page(200))[0]] == ["before"]
+        filler.unlink()
+        assert await database.fault() is None
+        await documents.add_profile(name="large", steering=LARGE)
+    async with opened(url) as again:
+        assert [row.name for row in (await ProfileStore(again).page(200))[0]] == ["before", "large"]
 
 
 async def test_documents_are_deleted_on_a_full_disk(url: str, disk: Path) -> None:
-    database = Database(url)
-    await database.open()
-    documents, circuits = ProfileStore(database), CircuitStore(database)
-    rows = [await documents.add_profile(name=f"{i}", steering=LARGE) for i in range(3)]
-    circuit = await circuits.add("rain", rules.imported(CIRCUIT), 1.0)
-    fill(disk)
-    with pytest.raises(Refusal):
-        await documents.add_profile(name="one too many", steering=LARGE)
-    for row in rows:
-        await documents.remove(row.id)
-    await circuits.remove(circuit.id)
-    assert (await documents.page(200))[1] == (await circuits.page(200))[1] == 0
-    await database.close()
+    async with opened(url) as database:
+        documents, circuits = ProfileStore(database), CircuitStore(database)
+        rows = [await documents.add_profile(name=f"{i}", steering=LARGE) for i in range(3)]
+        circuit = await circuits.add("rain", rules.imported(CIRCUIT), 1.0)
+        fill(disk)
+        with pytest.raises(Refusal):
+            await documents.add_profile(name="one too many", steering=LARGE)
+        for row in rows:
+            await documents.remove(row.id)
+        await circuits.remove(circuit.id)
+        assert (await documents.page(200))[1] == (await circuits.page(200))[1] == 0
 
 
 async def test_a_disk_that_fills_during_an_upgrade_changes_nothing(url: str, disk: Path) -> None:

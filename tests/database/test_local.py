@@ -27,11 +27,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refused(folder: Path) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        local.read_model(folder)
-    assert error.value.code == "INVALID_LOCAL_PATH"
-    json.dumps(error.value.details)
-    return error.value
+    refusal = refusal_of(local.read_model, folder)
+    assert refusal.code == "INVALID_LOCAL_PATH"
+    json.dumps(refusal.details)
+    return refusal
 
 
 def header(**tensor: Any) -> dict[str, Any]:
@@ -91,9 +90,7 @@ def test_a_loop_of_links_a_dangling_link_and_a_file_are_refused(
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     for path in (tmp_path / "loop", tmp_path / "dangling", folder / WEIGHTS):
-        with pytest.raises(Refusal) as error:
-            local.resolve(str(path))
-        assert error.value.code == "INVALID_LOCAL_PATH"
+        assert refusal_of(local.resolve, str(path)).code == "INVALID_LOCAL_PATH"
 
 
 # ---------------------------------------------------------------------- what they hold

@@ -25,6 +25,7 @@ from steerserve.nouns.circuits.rules.document import Circuit
 from steerserve.nouns.circuits.store import CircuitStore
 from steerserve.nouns.profiles.store import ProfileStore
 from tests.blank import DATABASE
+from tests.database.conftest import file_of, opened
 
 SCRIPTS = Path(steerserve.database.db.__file__).parent / "migrations"
 MODEL = (
@@ -42,9 +43,9 @@ SAE = (
 
 def migrate(url: str, revision: str, *statements: str, up: bool = True) -> set[str]:
     """Move a database to a revision, then run the statements; the tables it has then."""
-    path = url.removeprefix("sqlite+aiosqlite:///")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(f"sqlite:///{path}")
+    file = file_of(url)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(f"sqlite:///{file}")
     config = Config()
     config.set_main_option("script_location", str(SCRIPTS))
     with engine.begin() as connection:
@@ -59,20 +60,16 @@ def migrate(url: str, revision: str, *statements: str, up: bool = True) -> set[s
 
 async def test_a_database_without_profiles_gets_them_and_keeps_its_rows(url: str) -> None:
     assert "profiles" not in migrate(url, "0001", MODEL, SAE)
-    database = Database(url)
-    await database.open()
-    catalog, documents = Catalog(database), ProfileStore(database)
-    assert [(row.id, row.name, row.status) for row in await catalog.models()] == [
-        (1, "old", "ready")
-    ]
-    assert [(row.id, row.d_sae) for row in await catalog.saes()] == [("sae_1", 16)]
-    assert (await documents.page(200))[0] == []
-    made = await documents.add_profile(name="calm", steering={14: 2.5})
-    await database.close()
-    again = Database(url)
-    await again.open()
-    assert (await ProfileStore(again).page(200))[0] == [made]
-    await again.close()
+    async with opened(url) as database:
+        catalog, documents = Catalog(database), ProfileStore(database)
+        assert [(row.id, row.name, row.status) for row in await catalog.models()] == [
+            (1, "old", "ready")
+        ]
+        assert [(row.id, row.d_sae) for row in await catalog.saes()] == [("sae_1", 16)]
+        assert (await documents.page(200))[0] == []
+        made = await documents.add_profile(name="calm", steering={14: 2.5})
+    async with opened(url) as again:
+        assert (await ProfileStore(again).page(200))[0] == [made]
 
 
 async def test_paths_inside_a_data_folder_are_relative_also_after_it_was_moved(
@@ -99,15 +96,13 @@ async def test_paths_inside_a_data_folder_are_relative_also_after_it_was_moved(
 
     async def found(folder: Path) -> dict[str, str | None]:
         file = folder / DATABASE
-        database = Database(f"sqlite+aiosqlite:///{file}", home=folder)
-        await database.open()
-        catalog = Catalog(database)
-        rows = {row.name: row for row in await catalog.models()}
-        assert [(row.content_digest, row.content_aliases) for row in rows.values()] == [
-            (None, ["ab"])
-        ] * 4
-        (one,) = await catalog.saes()
-        await database.close()
+        async with opened(f"sqlite+aiosqlite:///{file}", home=folder) as database:
+            catalog = Catalog(database)
+            rows = {row.name: row for row in await catalog.models()}
+            assert [(row.content_digest, row.content_aliases) for row in rows.values()] == [
+                (None, ["ab"])
+            ] * 4
+            (one,) = await catalog.saes()
         return {"sae": one.local_path, **{name: row.local_path for name, row in rows.items()}}
 
     for folder in (home, tmp_path / "next"):
@@ -135,11 +130,9 @@ async def test_going_back_takes_only_the_profiles(url: str, database: Database) 
     await Catalog(database).add_model(name="m", source="local", quantization="FP16", status="ready")
     await database.close()
     assert migrate(url, "0001", up=False) == {"models", "saes", "alembic_version"}
-    again = Database(url)
-    await again.open()
-    found = [(row.name, row.engine) for row in await Catalog(again).models()]
-    assert found == [("m", "checkpoint")]
-    await again.close()
+    async with opened(url) as again:
+        found = [(row.name, row.engine) for row in await Catalog(again).models()]
+        assert found == [("m", "checkpoint")]
 
 
 async def test_profiles_of_before_clusters_stay_profiles_and_their_names_stay_taken(
@@ -152,36 +145,32 @@ async def test_profiles_of_before_clusters_stay_profiles_and_their_names_stay_ta
         "('prof_000000000001', 'calm', '{\"14\": 2.5}', 0.5, 'manual', "
         "'2026-01-05 10:00:00', '2026-01-05 10:00:00')",
     )
-    database = Database(url)
-    await database.open()
-    documents = ProfileStore(database)
-    (row,) = (await documents.page(200))[0]
-    assert (row.name, row.steering, row.intensity) == ("calm", {14: 2.5}, 0.5)
-    assert (row.cluster, row.warnings, row.hub_ref) == (None, (), None)
-    assert (row.sensing_enabled, row.sensing_min_k) == (False, None)
-    assert await documents.document(row.id) is None
-    with pytest.raises(Refusal, match="calm"):
-        await documents.add_profile(name="calm", steering={})
-    await database.close()
+    async with opened(url) as database:
+        documents = ProfileStore(database)
+        (row,) = (await documents.page(200))[0]
+        assert (row.name, row.steering, row.intensity) == ("calm", {14: 2.5}, 0.5)
+        assert (row.cluster, row.warnings, row.hub_ref) == (None, (), None)
+        assert (row.sensing_enabled, row.sensing_min_k) == (False, None)
+        assert await documents.document(row.id) is None
+        with pytest.raises(Refusal, match="calm"):
+            await documents.add_profile(name="calm", steering={})
 
 
 async def test_an_upgrade_copies_the_file_beside_itself_first(
     url: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     migrate(url, "0001", MODEL)
-    database = Database(url)
-    await database.open()
-    await database.close()
-    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    async with opened(url):
+        pass
+    file = file_of(url)
     (copy,) = file.parent.glob("steerserve.db.0001-*")
     assert migrate(f"sqlite+aiosqlite:///{copy}", "0001") == {"models", "saes", "alembic_version"}
     # where no service has configured the log yet, its lines go to the standard output
     lines = caplog.text + capsys.readouterr().out
     assert "database_copied" in lines
     assert str(copy) in lines
-    again = Database(url)
-    await again.open()
-    await again.close()
+    async with opened(url):
+        pass
     assert len(list(file.parent.glob("steerserve.db.0001-*"))) == 1
 
 
@@ -192,7 +181,7 @@ async def test_a_database_of_a_newer_version_does_not_open_and_stays_as_it_is(ur
         await database.open()
     assert "'9999'" in str(refused.value)
     assert "DATABASE_URL" in str(refused.value)
-    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    file = file_of(url)
     assert [path.name for path in file.parent.iterdir() if ".lock" not in path.name] == [file.name]
 
 
@@ -203,7 +192,7 @@ async def test_the_refusal_of_a_newer_database_names_the_copy_of_before_its_upgr
     database = Database(url)
     await database.open()
     await database.close()
-    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    file = file_of(url)
     (copy,) = file.parent.glob("steerserve.db.0001-*")
     copy.with_name("steerserve.db.9998-20990101T000000Z").touch()
     migrate(url, "head", "UPDATE alembic_version SET version_num = '9999'")
@@ -217,7 +206,7 @@ async def test_a_kill_at_any_statement_of_an_upgrade_leaves_a_database_that_open
     url: str, tmp_path: Path
 ) -> None:
     migrate(url, "0001", MODEL, SAE)
-    file = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    file = file_of(url)
     killed: dict[bytes, Path] = {}
     statements = 0
 
@@ -239,11 +228,9 @@ async def test_a_kill_at_any_statement_of_an_upgrade_leaves_a_database_that_open
     await database.close()
     assert statements > 20
     for folder in killed.values():
-        again = Database(f"sqlite+aiosqlite:///{folder / file.name}")
-        await again.open()
-        assert [row.name for row in await Catalog(again).models()] == ["old"]
-        assert [row.id for row in await Catalog(again).saes()] == ["sae_1"]
-        await again.close()
+        async with opened(f"sqlite+aiosqlite:///{folder / file.name}") as again:
+            assert [row.name for row in await Catalog(again).models()] == ["old"]
+            assert [row.id for row in await Catalog(again).saes()] == ["sae_1"]
 
 
 async def test_a_circuit_of_before_is_listed_as_a_circuit_of_now(url: str, tmp_path: Path) -> None:
@@ -260,33 +247,26 @@ async def test_a_circuit_of_before_is_listed_as_a_circuit_of_now(url: str, tmp_p
         "intensity_range": [0.2, 1.4],
     }
     imported = circuit.imported(document)
-    new = Database(f"sqlite+aiosqlite:///{tmp_path / 'new.db'}")
-    await new.open()
-    made = await CircuitStore(new).add("old", imported, 1.0)
-    await new.close()
+    async with opened(f"sqlite+aiosqlite:///{tmp_path / 'new.db'}") as new:
+        made = await CircuitStore(new).add("old", imported, 1.0)
     migrate(url, "0009")
-    path = url.removeprefix("sqlite+aiosqlite:///")
-    with sqlite3.connect(path) as connection:
+    with sqlite3.connect(file_of(url)) as connection:
         facts = Encoded(Circuit).process_bind_param(imported.circuit, sqlite.dialect())
         row = (made.id, "old", 0, facts, 1.0, 0, imported.document, *["2026-01-05 10:00:00"] * 2)
         connection.execute(f"INSERT INTO circuits VALUES ({','.join('?' * 9)})", row)
     connection.close()
-    database = Database(url)
-    await database.open()
-    ((listed,), _) = await CircuitStore(database).page(200)
-    assert (listed.outline, listed.description) == (made.outline, "from before")
-    assert await CircuitStore(database).document(made.id) == imported.document
-    await database.close()
+    async with opened(url) as database:
+        ((listed,), _) = await CircuitStore(database).page(200)
+        assert (listed.outline, listed.description) == (made.outline, "from before")
+        assert await CircuitStore(database).document(made.id) == imported.document
 
 
 async def test_the_id_of_an_early_answer_goes_on_naming_its_sae(url: str) -> None:
     migrate(url, "0023", SAE, "UPDATE saes SET look_id = 'sae_early' WHERE id = 'sae_1'")
-    database = Database(url)
-    await database.open()
-    catalog = Catalog(database)
-    assert (await catalog.sae("sae_early")).ids == ["sae_1", "sae_early"]
-    # the former id of an SAE that gets another one goes on too
-    await catalog.rename_sae("sae_1", "sae_2")
-    for one in ("sae_1", "sae_early", "sae_2"):
-        assert (await catalog.sae(one)).id == "sae_2"
-    await database.close()
+    async with opened(url) as database:
+        catalog = Catalog(database)
+        assert (await catalog.sae("sae_early")).ids == ["sae_1", "sae_early"]
+        # the former id of an SAE that gets another one goes on too
+        await catalog.rename_sae("sae_1", "sae_2")
+        for one in ("sae_1", "sae_early", "sae_2"):
+            assert (await catalog.sae(one)).id == "sae_2"
