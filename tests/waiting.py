@@ -43,6 +43,16 @@ def plain(view: object) -> Any:
     return msgspec.json.decode(msgspec.json.encode(view))
 
 
+class Clock:
+    """A time that a test sets."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Gate:
     """Holds one step of the engine. `reached` is set when the engine comes to the step, and the step goes on when
     `open` is set."""

@@ -22,6 +22,7 @@ from steerserve.hub.job import Job
 from steerserve.rules.models.downloads import FetchProgress
 from steerserve.settings import Settings
 from tests.loopback_hub import LoopbackHub
+from tests.waiting import Clock
 
 PATIENCE = 30.0
 WEIGHTS = os.urandom(400_000)
@@ -32,13 +33,6 @@ FILES = {
 }
 TOTAL = sum(map(len, FILES.values()))
 GET = "GET /acme/tiny/resolve/"
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Desk:
@@ -78,8 +72,9 @@ class Desk:
 
     async def fetch(self, key: int, job: Job, read: Read | None = None) -> None:
         """Start a download and wait for its end."""
+        before = len(self.ends)
         await self.start(key, job, read)
-        await self.ended()
+        await self.ended(before + 1)
 
     async def ended(self, count: int = 1) -> None:
         async with asyncio.timeout(PATIENCE), self._changed:
@@ -166,7 +161,7 @@ def settings(loopback: LoopbackHub, tmp_path: Path) -> Callable[..., Settings]:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture(scope="session")

@@ -202,8 +202,7 @@ async def test_downloads_share_the_breaker(
     )
     tiny.heal()
     clock.now += 60
-    await desk.start(3, job)
-    await desk.ended(2)
+    await desk.fetch(3, job)
     assert desk.codes[-1] is None
     assert desk.hub.breakers()[0].state == "closed"
 

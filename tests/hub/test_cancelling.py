@@ -111,8 +111,7 @@ async def test_files_that_cannot_be_removed_do_not_keep_a_cancelled_download_fro
         assert await desk.downloads.cancel(1)
     assert desk.codes == ["DOWNLOAD_CANCELLED"]
     assert not desk.downloads.progress(1)
-    await desk.start(1, job)
-    await desk.ended(2)
+    await desk.fetch(1, job)
     assert_there(job)
 
 

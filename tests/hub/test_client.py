@@ -216,11 +216,10 @@ def packed() -> bytes:
 
 @pytest.mark.parametrize("where", ["GET /api/models/acme/tiny", "/tree/", "/config.json"])
 async def test_an_answer_that_unpacks_without_end_is_bounded(
-    make_hub: MakeHub, loopback: LoopbackHub, packed: bytes, where: str
+    make_hub: MakeHub, tiny: LoopbackHub, packed: bytes, where: str
 ) -> None:
-    loopback.add("acme/tiny", FILES)
     bomb = packed if where != "/tree/" else gzip.compress(packed, compresslevel=1)
-    fault = loopback.fault(where, status=200, body=bomb)
+    fault = tiny.fault(where, status=200, body=bomb)
     fault.headers = {"Content-Encoding": "gzip" if where != "/tree/" else "gzip, gzip"}
     if where == "/config.json":
         assert (await make_hub().describe("acme/tiny")).config is None
@@ -239,11 +238,10 @@ async def test_a_listing_of_too_many_files_is_refused(
 
 
 async def test_a_listing_that_goes_on_elsewhere_is_refused(
-    make_hub: MakeHub, loopback: LoopbackHub
+    make_hub: MakeHub, tiny: LoopbackHub
 ) -> None:
-    loopback.add("acme/tiny", FILES)
     link = {"Link": '<http://169.254.169.254/latest>; rel="next"'}
-    loopback.fault("/tree/", status=200, headers=link, body=b"[]")
+    tiny.fault("/tree/", status=200, headers=link, body=b"[]")
     assert (await refused(make_hub().describe("acme/tiny"))).code == "DOWNLOAD_FAILED"
 
 

@@ -125,8 +125,7 @@ async def test_the_reserve_and_what_runs_beside_it_count(
     assert refusal.details["promised_mb"] == 1
     fault.release.set()
     await desk.ended()
-    await desk.start(2, two)
-    await desk.ended(2)
+    await desk.fetch(2, two)
     assert desk.codes == [None, None]
 
 

@@ -220,8 +220,7 @@ async def test_files_that_cannot_be_moved_leave_no_half_of_a_download(
     in_the_way.rmdir()
     in_the_way.parent.rmdir()
     asked = len(tiny.seen)
-    await desk.start(2, job)
-    await desk.ended(2)
+    await desk.fetch(2, job)
     assert desk.codes[-1] is None
     assert_there(job)
     assert len(tiny.seen) == asked, "the files were there already"
@@ -236,7 +235,6 @@ async def test_a_file_of_another_listing_in_place_of_a_folder_is_a_failed_downlo
     job = desk.job(found, "config.json")
     await desk.fetch(1, job)
     tiny.add("acme/tiny", FILES | {"config.json/b": b"1"}, sha=job.sha)
-    await desk.start(2, replace(job, files=(RepoFile("config.json/b", 1),)))
-    await desk.ended(2)
+    await desk.fetch(2, replace(job, files=(RepoFile("config.json/b", 1),)))
     assert desk.codes == [None, "DOWNLOAD_FAILED"]
     assert (job.folder / "config.json").read_bytes() == FILES["config.json"]

@@ -11,17 +11,7 @@ from steerserve.control.inference.queue import Queue
 from steerserve.errors import Refusal
 from steerserve.rules.inference.queue import RECENT_SECONDS
 from tests.refusals import refused
-from tests.waiting import soon, until
-
-
-class Clock:
-    """A time that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.waiting import Clock, soon, until
 
 
 class Held:
@@ -362,22 +352,17 @@ async def test_a_client_that_leaves_as_its_place_is_given_away_is_no_refusal() -
     assert (queue.counts().pending, queue.counts().holding) == (0, 0)
 
 
-class HeldPart:
-    """A part of a job that holds its slot until `leave`."""
+class HeldPart(Held):
+    """A part of a job that holds its slot until `leave`, or until it is refused where it yields."""
 
-    def __init__(self, queue: Queue) -> None:
-        self.has_slot = False
-        self._leave = asyncio.Event()
-        self.task = asyncio.create_task(self._run(queue))
+    def __init__(self, queue: Queue, *, yields: bool = False) -> None:
+        self._yields = yields
+        super().__init__(queue)
 
-    async def _run(self, queue: Queue) -> None:
-        async with queue.spare():
+    async def _run(self, queue: Queue, *_: object) -> None:
+        async with queue.spare(yields=self._yields):
             self.has_slot = True
             await self._leave.wait()
-
-    async def leave(self) -> None:
-        self._leave.set()
-        await soon(self.task)
 
 
 async def test_free_slots_go_to_requests_before_parts_of_jobs() -> None:
@@ -439,30 +424,17 @@ async def test_a_cancelled_part_gives_its_slot_back(comes_first: str) -> None:
     await request.leave()
 
 
-class Yielding:
-    """A part that yields, and holds its slot until it is refused."""
-
-    def __init__(self, queue: Queue) -> None:
-        self.has_slot = False
-        self.task = asyncio.create_task(self._run(queue))
-
-    async def _run(self, queue: Queue) -> None:
-        async with queue.spare(yields=True):
-            self.has_slot = True
-            await asyncio.Event().wait()
-
-
 async def test_a_request_gets_the_slot_of_the_newest_part_that_yields() -> None:
     queue = Queue(2, 5, 50)
     parts = []
     for _ in range(2):
-        parts.append(part := Yielding(queue))
+        parts.append(part := HeldPart(queue, yields=True))
         await until(lambda part=part: part.has_slot)
     request = Held(queue)
     await until(lambda: request.has_slot)
     assert (await refused(parts[1].task)).code == "QUEUE_FULL"
     # the slot that the request gives back is the next part's
-    after = Yielding(queue)
+    after = HeldPart(queue, yields=True)
     await request.leave()
     await until(lambda: after.has_slot)
     assert not parts[0].task.done()
