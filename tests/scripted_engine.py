@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from array import array
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -15,9 +14,6 @@ from steerserve.control.residency.cluster import SeenNode
 from steerserve.database.catalog import utc_now
 from steerserve.errors import Refusal
 from steerserve.messages.engine import Engine, Heartbeat, Report
-from steerserve.parts.divergence.form import DIVERGENCE, Diverged
-from steerserve.parts.part import pack
-from steerserve.parts.pool.form import POOL, Pooled
 from steerserve.parts.response_format.form import RESPONSE_FORMAT
 from steerserve.rules.residency.heartbeat import Activity, Sign
 from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
@@ -30,8 +26,8 @@ from tests.scripted_answers import (
     STEPS,
     attached_at,
     engine_gone,
+    outcomes_of,
     promoted,
-    size_of,
     spelling,
 )
 from tests.waiting import Answer, Gate, soon
@@ -225,53 +221,16 @@ class ScriptedEngine(Engine):
 
     async def run(self, request: m.Request) -> AsyncGenerator[m.Started | m.Outcome, None]:
         goal = request.goal
-        divergence = asking.form(request, DIVERGENCE)
-        if isinstance(goal, m.ReadStates):
-            await self._read("states")
+        if (reading := outcomes_of(request, self._launcher.noise)) is not None:
+            step, outcomes = reading
+            if step is not None:
+                await self._read(step)
             yield m.Started(1, [3] * len(request.prompts))
-            for choice in range(len(request.prompts)):
-                yield m.StatesRead(1, choice, 1, bytes(4 * HIDDEN * len(goal.layers)))
+            for outcome in outcomes:
+                yield outcome
             return
-        if isinstance(goal, m.Patch):
-            await self._read("patches")
-            yield m.Started(1, [3])
-            values = [float(cell.positions[0]) for cell in goal.cells]
-            yield m.Patched(1, 0, 2.0, 0.0, values, [self._launcher.noise] * len(goal.noise))
-            return
-        if isinstance(goal, m.ReadActivations):
-            await self._read("activations")
-            yield m.Started(1, [3] * len(request.prompts))
-            for choice in range(len(request.prompts)):
-                yield m.ActivationsRead(1, choice, 3, [m.FeatureValues() for _ in goal.keys])
-            return
-        if divergence is not None:
-            await self._read("diverge")
-            yield m.Started(1, [3] * len(request.prompts))
-            for choice in range(len(request.prompts)):
-                words = [[-1.0] * 2 for _ in divergence.words]
-                # the divergence is the strength of the first value or edit
-                size = size_of(request.plan)
-                states = [array("f", [size] * HIDDEN).tobytes() for _ in divergence.sites]
-                diverged = Diverged([1, 2], [size] * 2, [-2.0] * 2, words, states)
-                parts = {DIVERGENCE.name: pack(diverged)}
-                yield m.Piece(1, choice, "a b", 2, "length", parts=parts)
-            return
-        if POOL.name in request.parts:
-            await self._read("pool")
-            yield m.Started(1, [3] * len(request.prompts))
-            for choice, prompt in enumerate(request.prompts):
-                assert isinstance(prompt, m.Text)
-                feature, value = struct.pack("<I", len(prompt.text)), struct.pack("<f", 1.0)
-                parts = {POOL.name: pack(Pooled(3, feature, value))}
-                yield m.Scored(1, choice, m.TokenScore(1, "a", 0.0), [], parts=parts)
-            return
-        if isinstance(goal, m.Score):
-            raise Refusal("FIELD_NOT_HONOURED", "logprobs is not honoured", param="logprobs")
         if not isinstance(goal, m.Generate):
-            yield m.Started(1, [3] * len(request.prompts))
-            for choice in range(len(request.prompts)):
-                yield m.Embedded(1, choice, bytes(4 * HIDDEN))
-            return
+            raise Refusal("FIELD_NOT_HONOURED", "logprobs is not honoured", param="logprobs")
         stream = Stream(request, goal)
         unfinished = stream.choices
         self._streams.append(stream)
