@@ -72,6 +72,11 @@ class Hub:
         raise Refusal("BREAKER_NOT_FOUND", "no such breaker")
 
 
+def breaker(**changes: Any) -> BreakerStatus:
+    closed = BreakerStatus("huggingface", "closed", False, 0, 5, 60, 0.0, 0)
+    return replace(closed, **changes)
+
+
 def write_tensors(file: Path, header: Any, data: bytes = b"") -> None:
     """Write a safetensors file with this header, which is bytes or a value that is written as JSON."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -179,6 +184,20 @@ class World(Owners):
         await soon(gate.reached.wait())
         return begun, gate
 
+    async def reaching(self, step: str, work: Awaitable[Answer]) -> tuple[Answer, Gate]:
+        """The result of `work`, once the engine has come to this step, which goes on after `work` and which a gate
+        holds."""
+        gate = self.launcher.hold(step)
+        result = await work
+        await soon(gate.reached.wait())
+        return result, gate
+
+    async def unloading(self, work: Awaitable[Answer]) -> asyncio.Future[Answer]:
+        """Begin `work`, and wait until it unloads the model."""
+        begun = self.begin(work)
+        await until(lambda: self.phase is Phase.UNLOADING)
+        return begun
+
     async def crash(self) -> None:
         """The engine ends by itself, and the slot is vacated."""
         self.launcher.engine.die()
@@ -208,6 +227,12 @@ class World(Owners):
         asked = self.begin(self.ask(model))
         return asked, await self.launcher.stream()
 
+    async def answered(self, model: str = "a") -> None:
+        """Send a request, which the engine answers at once."""
+        asked, stream = await self.in_flight(model)
+        stream.complete()
+        assert await soon(asked) == "done"
+
     # ------------------------------------------------------------- seeing
 
     @property
@@ -218,6 +243,12 @@ class World(Owners):
     @property
     def phase(self) -> Phase:
         return self.conductor.view().phase
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is in the queue, or under way."""
+        counts = self.queue.counts()
+        return (counts.pending, counts.holding, self.generation.active) == (0, 0, 0)
 
     def published(self, kind: type[Answer]) -> list[Answer]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -17,20 +17,12 @@ from steerserve.rules.bounds import DURATIONS_KEPT
 from steerserve.rules.percentiles import percentiles
 from tests.control.conftest import Make
 from tests.doubles import World
-from tests.waiting import soon, until
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.waiting import Clock, soon, until
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture
@@ -172,9 +164,7 @@ def test_the_percentiles_are_those_of_the_latest_requests(metrics: Metrics) -> N
 
 async def test_a_request_reports_its_wait_its_tokens_and_its_load(world: World) -> None:
     await world.model()
-    asked, stream = await world.in_flight()
-    stream.complete()
-    await soon(asked)
+    await world.answered()
     metrics = world.metrics
     assert metrics.total("model_loads_total", outcome="loaded") == 1
     assert seen(metrics, "queue_wait_seconds")[0] == 1

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from steerserve.app import startup
-from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
 from tests.doubles import World
-from tests.waiting import soon, until
+from tests.waiting import soon
 
 
 async def start(world: World, name: str) -> str:
@@ -42,8 +41,7 @@ async def test_the_start_waits_for_the_load_of_another_model(world: World) -> No
 async def test_the_start_waits_for_an_unload(world: World) -> None:
     row = await world.loaded("a")
     asked, stream = await world.in_flight()
-    unloading = world.begin(world.conductor.unload(row.id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    unloading = await world.unloading(world.conductor.unload(row.id))
     starting = world.begin(start(world, "a"))
     stream.complete()
     assert await soon(starting) == "a"
@@ -51,9 +49,8 @@ async def test_the_start_waits_for_an_unload(world: World) -> None:
 
 
 async def test_a_load_of_the_start_that_an_operator_ends_is_not_begun_again(world: World) -> None:
-    row, gate = await world.model("a"), world.launcher.hold("load")
-    starting = world.begin(start(world, "a"))
-    await soon(gate.reached.wait())
+    row = await world.model("a")
+    starting, _ = await world.held("load", start(world, "a"))
     await soon(world.conductor.end_load(row.id))
     assert (await refused(starting)).code == "MODEL_BUSY"
     assert world.launcher.log.count("load") == 1

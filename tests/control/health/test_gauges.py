@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from steerserve.rules.models.breaker import BreakerStatus
-from tests.doubles import World
+from tests.doubles import World, breaker
 from tests.rules.residency.test_gpus import card
 from tests.waiting import plain, soon
 
@@ -39,11 +36,6 @@ async def value(world: World, name: str, /, **labels: str) -> float | None:
     return (await exposed(world)).get((name, tuple(sorted(labels.items()))))
 
 
-def breaker(**changes: Any) -> BreakerStatus:
-    closed = BreakerStatus("huggingface", "closed", False, 0, 5, 60, 0.0, 0)
-    return replace(closed, **changes)
-
-
 async def test_nothing_has_happened_and_what_is_not_measured_is_null(world: World) -> None:
     body = plain(await world.gauges.body())
     assert set(body) >= FIELDS
@@ -59,9 +51,7 @@ async def test_nothing_has_happened_and_what_is_not_measured_is_null(world: Worl
 async def test_what_serves_and_steers_is_told(world: World) -> None:
     await world.attached()
     await world.steering.set_values({3: 5.0, 4: 1.0})
-    asked, stream = await world.in_flight()
-    stream.complete()
-    await soon(asked)
+    await world.answered()
     world.driver.cards, world.driver.reason = [card("GPU-a", 0)], None
     body = plain(await world.gauges.body())
     assert (body["model_loaded"], body["model_name"], body["model_load_count"]) == (True, "a", 1)

@@ -16,10 +16,9 @@ from steerserve.control.residency.occupant import Occupant
 from steerserve.database.faults import DatabaseFault
 from steerserve.messages import GraphsChanged
 from steerserve.rules.inference.stepping import CudaGraphs, Decoding
-from steerserve.rules.models.breaker import BreakerStatus
 from steerserve.rules.residency.gpus import Card
 from tests.control.conftest import Make
-from tests.doubles import World
+from tests.doubles import World, breaker
 from tests.refusals import refusal_of
 from tests.rules.residency.test_gpus import card
 from tests.scripted_answers import FACTS
@@ -162,9 +161,7 @@ async def test_the_last_change_of_the_way_in_which_decode_passes_are_run_is_show
 
 async def test_while_a_model_loads_the_service_is_degraded_and_ready(world: World) -> None:
     row = await world.model()
-    gate = world.launcher.hold("load")
-    resident = await world.conductor.load(row)
-    await soon(gate.reached.wait())
+    resident, gate = await world.reaching("load", world.conductor.load(row))
     state = plain(await world.vitals.readiness())
     assert (state["ready"], state["model_loaded"]) == (True, False)
     assert "loading" in component(state, "engine")["message"]
@@ -201,11 +198,6 @@ async def test_liveness_tells_the_version_and_a_utc_time(world: World) -> None:
     assert set(state) == {"status", "version", "timestamp", "uptime_seconds"}
     assert state["timestamp"].endswith("Z")
     assert datetime.fromisoformat(state["timestamp"]).utcoffset() == timedelta(0)
-
-
-def breaker(**changes: Any) -> BreakerStatus:
-    closed = BreakerStatus("huggingface", "closed", False, 0, 5, 60, 0.0, 0)
-    return replace(closed, **changes)
 
 
 async def test_an_open_breaker_is_shown_and_degrades_without_taking_the_service_out(

@@ -75,11 +75,6 @@ async def ready(world: World, quantization: str = "FP16") -> None:
     await world.attachments.attach(await world.sae(), 1)
 
 
-def is_idle(world: World) -> bool:
-    counts = world.queue.counts()
-    return (counts.pending, counts.holding, world.generation.active) == (0, 0, 0)
-
-
 async def test_a_client_that_leaves_frees_the_slot_and_the_engine(world: World) -> None:
     await ready(world)
     client = Client(world)
@@ -91,7 +86,7 @@ async def test_a_client_that_leaves_frees_the_slot_and_the_engine(world: World) 
     await soon(stream.over.wait())
     assert stream.was_cancelled
     assert await soon(asking) == (499, None)
-    assert is_idle(world)
+    assert world.is_idle
     assert world.resident.users == 0
 
 
@@ -107,7 +102,7 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_place(make: Make) -
         assert await soon(asking) == (499, None)
         stream.complete()
         await soon(holder)
-        assert is_idle(world)
+        assert world.is_idle
         assert world.launcher.log.count("generate") == 1
 
 
@@ -190,7 +185,7 @@ async def test_a_streamed_comparison_sends_each_text_as_it_is_written(world: Wor
         ("text", 1, ""),
         ("done", None, None),
     ]
-    assert is_idle(world)
+    assert world.is_idle
 
 
 async def test_a_client_that_leaves_a_streamed_comparison_ends_it(world: World) -> None:
@@ -200,7 +195,7 @@ async def test_a_client_that_leaves_a_streamed_comparison_ends_it(world: World) 
     await soon(stream.over.wait())
     assert stream.was_cancelled
     assert await soon(asking) == (200, None)
-    assert is_idle(world)
+    assert world.is_idle
 
 
 async def test_an_operators_change_ends_a_streamed_comparison_with_an_error(world: World) -> None:
@@ -211,7 +206,7 @@ async def test_an_operators_change_ends_a_streamed_comparison_with_an_error(worl
     assert await soon(asking) == (200, None)
     name, data = events_of(client)[-1]
     assert (name, data["code"]) == ("error", "STEERING_CHANGED")
-    assert is_idle(world)
+    assert world.is_idle
 
 
 async def test_the_end_of_the_engine_is_not_taken_for_an_operators_change(world: World) -> None:
@@ -238,4 +233,4 @@ async def test_a_streamed_comparison_that_is_refused_has_the_status_of_its_refus
     asking = world.begin(client.ask())
     (await world.launcher.stream()).refuse(Refusal("CONTEXT_LENGTH_EXCEEDED", "too long"))
     assert (await refused(asking)).code == "CONTEXT_LENGTH_EXCEEDED"
-    assert is_idle(world)
+    assert world.is_idle

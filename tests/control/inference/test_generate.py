@@ -19,11 +19,6 @@ def asked() -> Asked:
     return asking.to_write()
 
 
-def is_idle(world: World) -> bool:
-    counts = world.queue.counts()
-    return (counts.pending, counts.holding, world.generation.active) == (0, 0, 0)
-
-
 async def cancelled(task: asyncio.Future[str]) -> None:
     task.cancel()
     await soon(asyncio.gather(task, return_exceptions=True))
@@ -40,7 +35,7 @@ async def test_a_request_begins_with_started_and_ends_with_its_pieces(world: Wor
     assert isinstance(events[0], m.Started)
     assert [e.text for e in events[1:] if isinstance(e, m.Piece)] == ["Once ", "upon"]
     assert run.model_name == "a"
-    assert is_idle(world)
+    assert world.is_idle
 
 
 @pytest.mark.shows("chat-parameters.20")
@@ -70,9 +65,7 @@ async def test_the_slot_is_given_back_when_the_engine_is_done_though_the_client_
         await world.loaded()
         async with world.opened(asked()) as unread:
             (await world.launcher.stream()).complete("kept")
-            follower, stream = await world.in_flight()
-            stream.complete("served meanwhile")
-            assert await soon(follower) == "served meanwhile"
+            await world.answered()
             assert world.resident.users == 0
             kept = [event async for event in unread.events]
         assert [e.text for e in kept if isinstance(e, m.Piece)] == ["kept"]
@@ -85,7 +78,7 @@ async def test_leaving_early_cancels_in_the_engine(world: World) -> None:
         stream.start()
         assert isinstance(await anext(aiter(run.events)), m.Started)
     assert stream.was_cancelled
-    assert is_idle(world)
+    assert world.is_idle
     assert world.resident.users == 0
 
 
@@ -109,7 +102,7 @@ async def test_a_client_that_goes_away_in_the_queue_frees_its_place(make: Make) 
         assert world.launcher.log.count("generate") == 1
         stream.complete()
         await soon(holder)
-        assert is_idle(world)
+        assert world.is_idle
 
 
 async def test_a_client_that_goes_away_while_its_model_loads_frees_its_place(
@@ -119,7 +112,7 @@ async def test_a_client_that_goes_away_while_its_model_loads_frees_its_place(
     asked, gate = await world.held("load", world.ask())
     assert world.queue.counts().pending == 1
     await cancelled(asked)
-    assert is_idle(world)
+    assert world.is_idle
     gate.open.set()
     await soon(world.resident.ready)
     assert world.launcher.log.count("generate") == 0
@@ -136,7 +129,7 @@ async def test_a_client_that_goes_away_during_a_detach_frees_its_place(world: Wo
     assert world.queue.counts().holding == 1
     stream.complete()
     await soon(asyncio.gather(holder, detaching))
-    assert is_idle(world)
+    assert world.is_idle
 
 
 async def test_a_full_queue_refuses_before_anything_is_loaded(make: Make) -> None:
@@ -182,7 +175,7 @@ async def test_what_the_engine_refuses_is_raised_where_the_events_are_read(world
         refusal = await refused(anext(aiter(run.events)))
     assert refusal.code == "CONTEXT_LENGTH_EXCEEDED"
     assert refusal.details == {"prompt_tokens": 99}
-    assert is_idle(world)
+    assert world.is_idle
 
 
 async def test_a_failure_after_some_text_comes_after_that_text(world: World) -> None:
@@ -209,7 +202,7 @@ async def test_a_closing_service_refuses_newcomers_and_serves_those_in_flight(
     assert (await refused(world.ask())).code == "SHUTTING_DOWN"
     stream.complete()
     assert await soon(asked) == "done"
-    assert is_idle(world)
+    assert world.is_idle
 
 
 async def test_an_unknown_model_is_refused_and_counts_nothing(world: World) -> None:

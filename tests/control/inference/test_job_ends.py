@@ -90,9 +90,7 @@ async def test_a_cancelled_job_leaves_nothing_and_can_be_started_again(
     world: World, start: Start, step: str
 ) -> None:
     await attached(world)
-    gate = world.launcher.hold(step)
-    job = await start(world)
-    await soon(gate.reached.wait())
+    job, gate = await world.reaching(step, start(world))
     await soon(world.jobs.drop(job.id))
     assert (job.facts.state, job.result, job.facts.error) == ("cancelled", None, None)
     gate.open.set()
@@ -108,9 +106,7 @@ async def test_a_job_whose_model_is_swapped_ends_typed_and_leaves_nothing(
 ) -> None:
     await attached(world)
     other = await world.model("b")
-    gate = world.launcher.hold(step)
-    job = await start(world)
-    await soon(gate.reached.wait())
+    job, gate = await world.reaching(step, start(world))
     coming = await soon(world.conductor.load(other))
     if step in REQUESTS:
         gate.open.set()

@@ -147,16 +147,12 @@ async def test_a_load_for_which_no_replica_can_be_started_is_tried_again_by_the_
     refusal = await refused(world.begin(world.ask()))
     assert refusal.code == "ENGINE_UNAVAILABLE"
     assert await world.status(row) == ("ready", "no port from 20000 to 20000 is free")
-    again, stream = await world.in_flight()
-    stream.complete()
-    assert await soon(again) == "done"
+    await world.answered()
 
 
 async def test_an_engine_that_dies_while_it_loads_is_a_failed_load(world: World) -> None:
     row = await world.model()
-    gate = world.launcher.hold("load")
-    resident = await world.conductor.load(row)
-    await soon(gate.reached.wait())
+    resident, _ = await world.reaching("load", world.conductor.load(row))
     world.launcher.engine.die("the engine process was ended by signal 9")
     refusal = await refused(resident.ready)
     assert refusal.code == "MODEL_LOAD_FAILED"
@@ -223,8 +219,7 @@ async def test_a_swap_waits_for_requests_in_flight_and_refuses_newcomers(world: 
     await world.loaded("a")
     await world.model("b")
     holder, stream = await world.in_flight("a")
-    swapping = world.begin(world.ask("b"))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    swapping = await world.unloading(world.ask("b"))
     for name in ("a", "b"):
         refusal = await refused(world.ask(name))
         assert refusal.code == "MODEL_BUSY"
@@ -244,8 +239,7 @@ async def test_a_request_that_waits_for_a_slot_when_the_unload_begins_is_served(
         holder, stream = await world.in_flight()
         waiting = world.begin(world.ask())
         await until(lambda: world.resident.users == 2)
-        unloading = world.begin(world.conductor.unload(row.id))
-        await until(lambda: world.phase is Phase.UNLOADING)
+        unloading = await world.unloading(world.conductor.unload(row.id))
         stream.complete("first")
         assert await soon(holder) == "first"
         (await world.launcher.stream()).complete("second")
@@ -306,9 +300,7 @@ async def test_a_swap_whose_load_fails_leaves_the_slot_empty(world: World) -> No
     await until(lambda: world.conductor.resident is None)
     assert (await world.status(first))[0] == "ready"
     assert (await world.status(second))[0] == "ready"
-    again = world.begin(world.ask("a"))
-    (await world.launcher.stream()).complete("again")
-    assert await soon(again) == "again"
+    await world.answered("a")
 
 
 # ---------------------------------------------------------------------- unloading
@@ -328,8 +320,7 @@ async def test_an_unload_ends_the_engine_and_leaves_the_model_ready(world: World
 async def test_a_second_unload_is_busy(world: World) -> None:
     row = await world.loaded()
     holder, stream = await world.in_flight()
-    unloading = world.begin(world.conductor.unload(row.id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    unloading = await world.unloading(world.conductor.unload(row.id))
     assert (await refused(world.conductor.unload(row.id))).code == "MODEL_BUSY"
     assert (await refused(world.conductor.load(row))).code == "MODEL_BUSY"
     stream.complete()
@@ -339,8 +330,7 @@ async def test_a_second_unload_is_busy(world: World) -> None:
 async def test_an_unload_goes_on_when_its_caller_goes_away(world: World) -> None:
     row = await world.loaded()
     holder, stream = await world.in_flight()
-    unloading = world.begin(world.conductor.unload(row.id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    unloading = await world.unloading(world.conductor.unload(row.id))
     unloading.cancel()
     stream.complete()
     await soon(holder)
@@ -391,9 +381,7 @@ async def test_a_load_that_waits_for_an_unload_is_ended_and_the_other_model_serv
     assert await world.status(second) == ("ready", ENDED)
     stream.complete("to its end")
     assert await soon(holder) == "to its end"
-    asked, stream = await world.in_flight("a")
-    stream.complete("still here")
-    assert await soon(asked) == "still here"
+    await world.answered("a")
     assert len(world.launcher.engines) == 1
 
 
@@ -417,9 +405,7 @@ async def test_a_load_is_ended_while_the_engine_of_the_other_model_ends(make: Ma
 
 async def test_two_operators_may_end_a_load_at_once(world: World) -> None:
     row = await world.model()
-    gate = world.launcher.hold("load")
-    resident = await world.conductor.load(row)
-    await soon(gate.reached.wait())
+    resident, _ = await world.reaching("load", world.conductor.load(row))
     first = world.begin(world.conductor.end_load(row.id))
     second = world.begin(world.conductor.end_load(row.id))
     await until(lambda: world.phase is not Phase.LOADING)
@@ -442,8 +428,7 @@ async def test_a_model_that_serves_is_not_ended_as_a_load(world: World) -> None:
 async def test_close_while_a_load_is_being_ended_leaves_no_engine(world: World) -> None:
     row = await world.model()
     asked, _ = await world.held("load", world.ask())
-    ending = world.begin(world.conductor.end_load(row.id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    ending = await world.unloading(world.conductor.end_load(row.id))
     await soon(world.conductor.close())
     assert world.launcher.alive == []
     await soon(ending)
@@ -485,9 +470,7 @@ async def test_a_request_in_flight_when_the_engine_dies_is_refused_and_the_next_
     world.launcher.engine.die()
     assert (await refused(asked)).code == "ENGINE_UNAVAILABLE"
     await until(lambda: world.conductor.resident is None)
-    again = world.begin(world.ask())
-    (await world.launcher.stream()).complete("again")
-    assert await soon(again) == "again"
+    await world.answered()
     assert len(world.launcher.engines) == 2
 
 
@@ -516,9 +499,7 @@ async def test_an_unlocked_model_is_replaced_again(world: World) -> None:
     world.conductor.unlock(other.id)
     assert world.resident.is_locked
     world.conductor.unlock(row.id)
-    asked = world.begin(world.ask("b"))
-    (await world.launcher.stream()).complete()
-    assert await soon(asked) == "done"
+    await world.answered("b")
 
 
 # ---------------------------------------------------------------------- closing
@@ -528,8 +509,7 @@ async def test_close_during_a_swap_leaves_no_engine(world: World) -> None:
     first = await world.loaded("a")
     await world.model("b")
     await world.in_flight("a")
-    world.begin(world.ask("b"))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    await world.unloading(world.ask("b"))
     await soon(world.conductor.close())
     assert world.launcher.alive == []
     assert (await world.status(first))[0] == "ready"
@@ -604,16 +584,13 @@ async def test_a_swap_to_a_model_that_is_gone_leaves_the_resident_serving(world:
     await world.catalog.remove_model(other.id)
     assert (await refused(world.conductor.load(other))).code == "MODEL_NOT_FOUND"
     assert world.phase is Phase.LOADED
-    asked, stream = await world.in_flight("a")
-    stream.complete("still here")
-    assert await soon(asked) == "still here"
+    await world.answered("a")
 
 
 async def test_a_model_that_is_being_deleted_is_not_loaded(world: World) -> None:
     row = await world.model("a")
-    with world.conductor.kept_out(row.id), pytest.raises(Refusal) as refused:
-        await world.conductor.load(row)
-    assert refused.value.code == "MODEL_NOT_FOUND"
+    with world.conductor.kept_out(row.id):
+        assert (await refused(world.conductor.load(row))).code == "MODEL_NOT_FOUND"
     await soon((await world.conductor.load(row)).ready)
     assert world.phase is Phase.LOADED
 

@@ -11,7 +11,7 @@ from steerserve.control.residency.engine_state import EngineState, Losses, Retur
 from steerserve.control.residency.resident import Resident, Switch
 from steerserve.errors import Refusal
 from tests.control.conftest import refused
-from tests.control.residency.test_restoring import answered, keys, steered
+from tests.control.residency.test_restoring import keys, steered
 from tests.doubles import World
 from tests.waiting import soon
 
@@ -55,7 +55,7 @@ async def test_an_owner_that_registers_has_its_state_back_before_the_model_serve
     await steered(world)
     await world.crash()
     assert sensing.armed == ""
-    await answered(world)
+    await world.answered()
     assert sensing.armed == "armed"
     assert sensing.log == [
         "put back beside []",
@@ -75,7 +75,7 @@ async def test_what_one_owner_cannot_put_back_no_owner_puts_back(world: World) -
     assert (await refused(world.ask())).code == "INSUFFICIENT_MEMORY"
     assert (sensing.armed, keys(world), world.steering.live.values) == ("", [], {})
     sensing.refusal = None
-    await answered(world)
+    await world.answered()
     assert (sensing.armed, keys(world)) == ("armed", ["sae_a@1"])
     assert world.steering.state() == (True, {1: 5.0})
 
@@ -86,7 +86,7 @@ async def test_an_edit_of_a_loss_is_what_comes_back(world: World) -> None:
     await world.crash()
     assert sensing.losses.edit(lambda loss: loss) is False
     assert sensing.losses.edit(lambda loss: f"{loss} less") is True
-    await answered(world)
+    await world.answered()
     assert sensing.armed == "armed less"
 
 
@@ -100,7 +100,7 @@ async def test_what_an_operator_forgets_no_owner_puts_back(world: World, how: st
         await soon((await world.conductor.load(other)).ready)
     else:
         await world.attachments.detach("sae_a")
-    await answered(world)
+    await world.answered()
     assert sensing.armed == ""
 
 
@@ -109,5 +109,5 @@ async def test_of_what_was_not_lost_nothing_comes_back(world: World) -> None:
     sensing.armed = ""
     await steered(world)
     await world.crash()
-    await answered(world)
+    await world.answered()
     assert (sensing.armed, sensing.losses.items()) == ("", [])

@@ -18,7 +18,6 @@ from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.logs.setup import lease_ref
 from steerserve.rules.residency.lease import Terms, digest_of
-from steerserve.rules.residency.swap import Phase
 from tests import asking
 from tests.control.conftest import Make, refused
 from tests.doubles import World
@@ -131,17 +130,14 @@ async def test_a_granted_lease_is_told_without_its_id(world: World) -> None:
 async def test_only_the_resident_loaded_model_is_leased(world: World) -> None:
     row, other = await world.model("a"), await world.model("b")
     assert granting(world, row).code == "MODEL_NOT_RESIDENT"
-    gate = world.launcher.hold("load")
-    resident = await world.conductor.load(row)
-    await soon(gate.reached.wait())
+    resident, gate = await world.reaching("load", world.conductor.load(row))
     assert granting(world, row).code == "MODEL_BUSY"
     gate.open.set()
     await soon(resident.ready)
     refusal = granting(world, other)
     assert (refusal.code, refusal.details["resident_model"]) == ("MODEL_NOT_RESIDENT", "a")
     holder, stream = await world.in_flight("a")
-    unloading = world.begin(world.conductor.unload(row.id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    unloading = await world.unloading(world.conductor.unload(row.id))
     refusal = granting(world, row)
     assert (refusal.code, refusal.details["unloading"]) == ("MODEL_BUSY", True)
     stream.complete()
@@ -194,8 +190,7 @@ async def test_while_the_holders_swap_waits_the_lease_lives_and_newcomers_are_bu
     row, lease_id = await leased(world)
     await world.model("b")
     holder, stream = await world.in_flight("a")
-    swapping = world.begin(ask(world, "b", lease_id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    swapping = await world.unloading(ask(world, "b", lease_id))
     assert world.conductor.leases.status(row.id) is not None
     assert (await refused(ask(world, "a", lease_id))).code == "MODEL_BUSY"
     stream.complete()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from steerserve.rules.residency.swap import Phase
 from tests.control.conftest import refused
 from tests.control.residency.test_restoring import steered
 from tests.doubles import World
 from tests.refusals import refusal_of
-from tests.waiting import soon, until
+from tests.waiting import soon
 
 TWO = [("sae_a", 1), ("sae_b", 2)]
 
@@ -60,8 +59,7 @@ async def test_a_lock_or_an_attach_while_the_model_unloads_is_told_that_it_does(
     row = await world.loaded()
     sae = await world.sae()
     asked, stream = await world.in_flight()
-    unloading = world.begin(world.conductor.unload(row.id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    unloading = await world.unloading(world.conductor.unload(row.id))
     assert refusal_of(world.conductor.lock, row.id).code == "MODEL_BUSY"
     attach = await refused(world.attachments.attach(sae, 1))
     assert (attach.code, attach.details["unloading"]) == ("MODEL_BUSY", True)

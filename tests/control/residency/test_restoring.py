@@ -27,13 +27,6 @@ async def steered(world: World, members: Sequence[tuple[str, int]] = (("sae_a", 
     await world.steering.set_values({1: 5.0})
 
 
-async def answered(world: World, model: str = "a") -> None:
-    """A request that is served."""
-    asked = world.begin(world.ask(model))
-    (await world.launcher.stream()).complete("told")
-    assert await soon(asked) == "told"
-
-
 def keys(world: World) -> list[str]:
     return [attachment.key for attachment in world.conductor.attachments()]
 
@@ -46,7 +39,7 @@ async def test_the_request_that_loads_again_is_served_steered(world: World) -> N
     assert keys(world) == []
     assert [a.place for a in world.conductor.reattaching.pending()] == [(1, "sae_a@1")]
     begin = len(world.launcher.log)
-    await answered(world)
+    await world.answered()
     assert world.launcher.log[begin:] == [
         "launch",
         "load",
@@ -72,7 +65,7 @@ async def test_records_and_events_tell_what_is_attached_meanwhile(world: World) 
     await world.crash()
     assert await world.sae_status(sae) == "cached"
     assert world.published(SaeDetached) == [SaeDetached("sae_a")]
-    await answered(world)
+    await world.answered()
     await until(lambda: len(world.published(SaeAttached)) == 2)
     assert await world.sae_status(sae) == "attached"
 
@@ -89,7 +82,7 @@ async def test_what_was_disabled_stays_disabled(world: World) -> None:
     await steered(world)
     await world.steering.disable()
     await world.crash()
-    await answered(world)
+    await world.answered()
     assert world.steering.state() == (False, {1: 5.0})
     assert world.launcher.engine.state.steering.enabled is False
 
@@ -98,7 +91,7 @@ async def test_an_unlocked_model_comes_back_unlocked(world: World) -> None:
     await steered(world)
     world.conductor.unlock(1)
     await world.crash()
-    await answered(world)
+    await world.answered()
     assert not world.resident.is_locked
 
 
@@ -106,14 +99,14 @@ async def test_a_second_crash_is_no_different(world: World) -> None:
     await steered(world)
     for _ in range(2):
         await world.crash()
-        await answered(world)
+        await world.answered()
     assert world.steering.state() == (True, {1: 5.0})
 
 
 async def test_an_unload_forgets(world: World) -> None:
     await steered(world)
     await soon(world.conductor.unload(1))
-    await answered(world)
+    await world.answered()
     assert keys(world) == []
     assert world.steering.live.values == {}
 
@@ -123,7 +116,7 @@ async def test_another_model_over_the_management_forgets(world: World) -> None:
     other = await world.model("b")
     await world.crash()
     await soon((await world.conductor.load(other)).ready)
-    await answered(world, "a")
+    await world.answered("a")
     assert keys(world) == []
 
 
@@ -132,9 +125,9 @@ async def test_a_request_for_another_model_does_not_make_the_first_forget(world:
     await world.model("b")
     await world.crash()
     world.conductor.unlock(1)
-    await answered(world, "b")
+    await world.answered("b")
     assert keys(world) == []
-    await answered(world, "a")
+    await world.answered("a")
     assert world.steering.state() == (True, {1: 5.0})
 
 
@@ -184,7 +177,7 @@ async def test_a_deleted_sae_is_not_wanted_back(world: World) -> None:
     await steered(world, [("sae_a", 1), ("sae_b", 2)])
     await world.crash()
     await world.saes.remove("sae_a")
-    await answered(world)
+    await world.answered()
     assert keys(world) == ["sae_b@2"]
     assert world.steering.live.values == {}
 
@@ -193,7 +186,7 @@ async def test_when_every_sae_was_deleted_the_model_is_plain_and_unlocked(world:
     await steered(world)
     await world.crash()
     await world.saes.remove("sae_a")
-    await answered(world)
+    await world.answered()
     assert keys(world) == []
     assert not world.resident.is_locked
     assert world.conductor.reattaching.pending() == []
@@ -204,7 +197,7 @@ async def test_a_lack_of_memory_is_tried_again_by_the_next_request(world: World)
     await world.crash()
     world.launcher.fail("attach", LACKING)
     assert (await refused(world.ask())).details["cause"] == "INSUFFICIENT_MEMORY"
-    await answered(world)
+    await world.answered()
     assert world.steering.state() == (True, {1: 5.0})
 
 
@@ -243,7 +236,7 @@ async def test_a_detach_that_the_crash_interrupts_has_not_happened(world: World)
     world.launcher.engine.die()
     assert (await refused(detaching)).row.api in (400, 503)
     await until(lambda: world.conductor.resident is None)
-    await answered(world)
+    await world.answered()
     assert world.steering.state() == (True, {1: 5.0})
 
 
@@ -256,12 +249,22 @@ async def test_a_replacing_attach_that_the_crash_interrupts_leaves_the_old_one(
     world.launcher.engine.die()
     await refused(attaching)
     await until(lambda: world.conductor.resident is None)
-    await answered(world)
+    await world.answered()
     assert keys(world) == ["sae_a@1"]
     assert world.steering.state() == (True, {1: 5.0})
 
 
 # ------------------------------------------------------------------ what an operator does meanwhile
+
+
+async def crashed_with_profile(world: World) -> str:
+    """The id of a profile that was active when the engine ended."""
+    await steered(world)
+    row = await world.profiles.create("p", steering={"2": 4.0})
+    await world.profiles.activate(row.id)
+    await world.crash()
+    return row.id
+
 
 FELLED: list[tuple[str, Callable[[World, str], Awaitable[Any]]]] = [
     ("deleted", lambda world, row: world.profiles.remove(row)),
@@ -274,12 +277,9 @@ FELLED: list[tuple[str, Callable[[World, str], Awaitable[Any]]]] = [
 async def test_what_was_ended_meanwhile_does_not_come_back(
     world: World, end: Callable[[World, str], Awaitable[Any]]
 ) -> None:
-    await steered(world)
-    row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.profiles.activate(row.id)
-    await world.crash()
-    assert await end(world, row.id) in (True, None)
-    await answered(world)
+    profile_id = await crashed_with_profile(world)
+    assert await end(world, profile_id) in (True, None)
+    await world.answered()
     assert keys(world) == ["sae_a@1"]
     assert world.steering.state() == (False, {})
     assert world.serving.profile_id is None
@@ -287,27 +287,21 @@ async def test_what_was_ended_meanwhile_does_not_come_back(
 
 
 async def test_a_profile_deactivated_meanwhile_may_leave_its_values(world: World) -> None:
-    await steered(world)
-    row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.profiles.activate(row.id)
-    await world.crash()
-    assert await world.profiles.deactivate(row.id, clears=False) is False
-    await answered(world)
+    profile_id = await crashed_with_profile(world)
+    assert await world.profiles.deactivate(profile_id, clears=False) is False
+    await world.answered()
     assert world.steering.state() == (True, {2: 4.0})
     assert world.serving.profile_id is None
 
 
 async def test_an_empty_profile_activated_meanwhile_is_what_comes_back(world: World) -> None:
-    await steered(world)
-    row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.profiles.activate(row.id)
-    await world.crash()
+    profile_id = await crashed_with_profile(world)
     empty = await world.profiles.create("empty", steering={})
     await world.profiles.activate(empty.id)
-    await answered(world)
+    await world.answered()
     assert world.steering.state() == (False, {})
     assert world.serving.profile_id == empty.id
-    assert await world.profiles.remove(row.id) is False
+    assert await world.profiles.remove(profile_id) is False
 
 
 async def test_another_profile_deleted_meanwhile_changes_nothing(world: World) -> None:
@@ -317,7 +311,7 @@ async def test_another_profile_deleted_meanwhile_changes_nothing(world: World) -
     await world.profiles.activate(row.id)
     await world.crash()
     assert await world.profiles.remove(other.id) is False
-    await answered(world)
+    await world.answered()
     assert world.steering.state() == (True, {2: 4.0})
     assert world.serving.profile_id == row.id
 
@@ -325,12 +319,9 @@ async def test_another_profile_deleted_meanwhile_changes_nothing(world: World) -
 async def test_a_profile_changed_meanwhile_comes_back_with_the_new_values_for_the_dial(
     world: World,
 ) -> None:
-    await steered(world)
-    row = await world.profiles.create("p", steering={"2": 4.0})
-    await world.profiles.activate(row.id)
-    await world.crash()
-    await world.profiles.change(row.id, {"steering": {"3": 1.0}})
-    await answered(world)
+    profile_id = await crashed_with_profile(world)
+    await world.profiles.change(profile_id, {"steering": {"3": 1.0}})
+    await world.answered()
     assert world.steering.state() == (True, {2: 4.0})
     active = world.serving.live.active
     assert active is not None
@@ -341,7 +332,7 @@ async def test_a_model_unlocked_meanwhile_comes_back_unlocked(world: World) -> N
     await steered(world)
     await world.crash()
     world.conductor.unlock(1)
-    await answered(world)
+    await world.answered()
     assert not world.resident.is_locked
 
 
@@ -370,12 +361,12 @@ async def test_what_is_monitored_in_one_model_does_not_begin_in_another(world: W
     await world.model("b")
     await world.crash()
     world.conductor.unlock(1)
-    await answered(world, "b")
+    await world.answered("b")
     await soon(world.attachments.attach_set([("sae_a", 1)]))
     await world.monitoring.configure()
     await world.attachments.attach(await world.sae("sae_b"), 2)
     await world.attachments.detach("sae_b")
-    await answered(world, "a")
+    await world.answered("a")
     assert keys(world) == ["sae_a@1"]
     await until(lambda: not world.monitoring._tasks)
     assert not world.monitoring.state().enabled
@@ -393,7 +384,7 @@ async def test_what_comes_back_is_told_as_the_new_engine_made_it(world: World) -
     world.launcher.made = m.Attached(
         "elsewhere", 9, 8, before.d_sae, ["new"], {"l0": 2.0}, "float16", "resid_pre", False
     )
-    await answered(world)
+    await world.answered()
     (after,) = world.conductor.attachments()
     assert (after.memory_mb, after.layer_module_path, after.check) == (9, "elsewhere", {"l0": 2.0})
     assert (after.dtype, after.site, after.is_calibrated) == ("float16", "resid_pre", False)
@@ -437,10 +428,10 @@ async def test_a_lock_outlasts_the_engine(world: World, is_attached: bool) -> No
     assert [model.name for model in await world.served.listed()] == ["a"]
     assert (await refused(world.ask("b"))).code == "MODEL_LOCKED"
     assert (await refused(world.models.remove(row.id))).code == "MODEL_LOCKED"
-    await answered(world)
+    await world.answered()
     assert world.resident.is_locked
     world.conductor.unlock(row.id)
-    await answered(world, "b")
+    await world.answered("b")
 
 
 async def test_an_unlocked_model_that_crashed_gives_its_place_to_another(world: World) -> None:
@@ -450,4 +441,4 @@ async def test_an_unlocked_model_that_crashed_gives_its_place_to_another(world: 
     await world.crash()
     world.conductor.unlock(row.id)
     assert world.conductor.view().locked_id is None
-    await answered(world, "b")
+    await world.answered("b")

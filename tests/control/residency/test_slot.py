@@ -98,8 +98,7 @@ async def test_an_engine_that_comes_too_late_is_ended_and_serves_nobody(
     monkeypatch.setattr(world.launcher, "launch_resident", launch_in_any_case)
     coming = await world.conductor.load(row)
     await soon(gate.reached.wait())
-    ending = world.begin(world.conductor.end_load(row.id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    ending = await world.unloading(world.conductor.end_load(row.id))
     gate.open.set()
     await soon(ending)
     assert (await refused(coming.ready)).message == ENDED
@@ -151,9 +150,7 @@ async def test_a_swap_that_fails_before_the_unload_leaves_the_resident_serving(
     coming = await world.conductor.load(other)
     assert (await refused(coming.ready)).code == "MODEL_LOAD_FAILED"
     assert world.phase is Phase.LOADED
-    asked, stream = await world.in_flight("a")
-    stream.complete("still here")
-    assert await soon(asked) == "still here"
+    await world.answered("a")
 
 
 async def broken(*_: object) -> None:

@@ -101,8 +101,7 @@ async def test_an_unload_of_a_stalled_engine_does_not_wait_for_its_requests(
     row = world.resident.row
     holder, stream = await world.in_flight()
     stream.start()
-    unloading = world.begin(world.conductor.unload(row.id))
-    await until(lambda: world.phase is Phase.UNLOADING)
+    unloading = await world.unloading(world.conductor.unload(row.id))
     watched.silent(10)
     await soon(unloading)
     assert (await refused(holder)).code == "MODEL_BUSY"
@@ -125,9 +124,7 @@ async def test_requests_outlast_a_stall_and_end_typed_when_it_is_too_long(
     status, reason = await world.status(row)
     assert status == "ready"
     assert reason == "the engine has sent no heartbeat for 60 s (it was writing), and was ended"
-    again = world.begin(world.ask())
-    (await world.launcher.stream()).complete("again")
-    assert await soon(again) == "again"
+    await world.answered()
     assert [a.sae_id for a in world.conductor.attachments()] == ["sae_a"]
 
 
@@ -155,9 +152,7 @@ async def test_a_stall_is_shown_by_health_and_turns_readiness(
 
 async def test_a_load_is_not_called_stalled_and_is_lost_after_its_bound(world: World) -> None:
     row = await world.model()
-    gate = world.launcher.hold("load")
-    resident = await world.conductor.load(row)
-    await soon(gate.reached.wait())
+    resident, _ = await world.reaching("load", world.conductor.load(row))
     watched = Watched(world)
     watched.silent(1799, Activity.LOAD)
     assert watched.engine.heartbeat.stalled is None

@@ -144,9 +144,7 @@ def lose(row: SaeRow) -> None:
 
 
 async def test_a_download_that_is_being_read_is_given_up_at_once(desk: Desk) -> None:
-    gate = desk.world.launcher.hold("inspect")
-    row = await desk.begin()
-    await soon(gate.reached.wait())
+    row, _ = await desk.world.reaching("inspect", desk.begin())
     progress = desk.sae_downloads.progress(row.id)
     assert progress is not None
     assert progress.percent == 99
@@ -162,9 +160,7 @@ async def test_a_download_that_is_being_read_is_given_up_at_once(desk: Desk) -> 
 
 
 async def test_an_engine_that_just_starts_to_read_is_ended_too(desk: Desk) -> None:
-    gate = desk.world.launcher.hold("launch")
-    row = await desk.begin()
-    await soon(gate.reached.wait())
+    row, gate = await desk.world.reaching("launch", desk.begin())
     cancelling = desk.world.begin(desk.downloads.cancel(row.id))
     await until(lambda: desk.downloads._runs[row.id].interruption)
     gate.open.set()
@@ -174,9 +170,7 @@ async def test_an_engine_that_just_starts_to_read_is_ended_too(desk: Desk) -> No
 
 
 async def test_a_service_that_ends_waits_for_no_reading(desk: Desk) -> None:
-    gate = desk.world.launcher.hold("inspect")
-    row = await desk.begin(ALL)
-    await soon(gate.reached.wait())
+    row, _ = await desk.world.reaching("inspect", desk.begin(ALL))
     await soon(desk.downloads.close())
     assert desk.world.launcher.alive == []
     assert len(desk.world.launcher.engines) == 1
@@ -196,9 +190,7 @@ async def test_nothing_is_read_once_the_service_closes(desk: Desk, tmp_path: Pat
 
 
 async def test_what_is_being_read_is_deleted_and_other_downloads_go_on(desk: Desk) -> None:
-    gate = desk.world.launcher.hold("inspect")
-    row = await desk.begin()
-    await soon(gate.reached.wait())
+    row, _ = await desk.world.reaching("inspect", desk.begin())
     removing = desk.world.begin(desk.saes.remove(row.id))
     other = await desk.fetched(ALL, UNITS[1])
     await soon(removing)
@@ -212,13 +204,9 @@ async def test_what_is_being_read_is_deleted_and_other_downloads_go_on(desk: Des
 async def test_an_attach_under_way_is_not_undone_by_a_download(desk: Desk) -> None:
     await desk.world.loaded()
     row = await desk.fetched()
-    gate = desk.world.launcher.hold("attach")
-    attaching = desk.world.begin(desk.world.attachments.attach(row, 1))
-    await soon(gate.reached.wait())
+    attaching, gate = await desk.world.held("attach", desk.world.attachments.attach(row, 1))
     lose(row)
-    reading = desk.world.launcher.hold("inspect")
-    await desk.begin()
-    await soon(reading.reached.wait())
+    _, reading = await desk.world.reaching("inspect", desk.begin())
     gate.open.set()
     await soon(attaching)
     desk.world.events.clear()
@@ -231,9 +219,7 @@ async def test_an_attach_under_way_is_not_undone_by_a_download(desk: Desk) -> No
 
 
 async def test_a_unit_and_its_repository_are_downloaded_at_the_same_time(desk: Desk) -> None:
-    gate = desk.world.launcher.hold("inspect")
-    whole = await desk.begin(ALL)
-    await soon(gate.reached.wait())
+    whole, gate = await desk.world.reaching("inspect", desk.begin(ALL))
     adding = [
         desk.world.begin(desk.sae_downloads.begin_download(SaeRequest(ALL, file_path=unit)))
         for unit in UNITS
@@ -289,14 +275,10 @@ async def test_a_delete_that_is_refused_ends_no_download(desk: Desk) -> None:
     await desk.world.loaded()
     row = await desk.fetched(ALL)
     unit = next(each for each in await desk.units_of(row) if each.file_path == UNITS[0])
-    attaching = desk.world.launcher.hold("attach")
-    attached = desk.world.begin(desk.world.attachments.attach(unit, 1))
-    await soon(attaching.reached.wait())
+    attached, attaching = await desk.world.held("attach", desk.world.attachments.attach(unit, 1))
     lost = next(each for each in await desk.units_of(row) if each.file_path == UNITS[1])
     lose(lost)
-    reading = desk.world.launcher.hold("inspect")
-    await desk.begin(ALL, UNITS[1])
-    await soon(reading.reached.wait())
+    _, reading = await desk.world.reaching("inspect", desk.begin(ALL, UNITS[1]))
     removing = desk.world.begin(desk.saes.remove(row.id))
     attaching.open.set()
     await soon(attached)

@@ -17,7 +17,6 @@ from steerserve.nouns.circuits.store import CircuitStore
 from steerserve.nouns.claims.rules import LayerClaim
 from steerserve.rules.steering.members import NAME_TRIES
 from tests.control.conftest import refused
-from tests.control.residency.test_restoring import answered
 from tests.doubles import World
 from tests.waiting import PATIENCE, soon
 
@@ -194,7 +193,7 @@ async def test_after_a_crash_the_circuit_serves_again_with_its_claims(world: Wor
     assert (circuit.id, circuit.steering) == (circuit_id, False)
     assert [claim.layer for claim in await world.claims.current()] == [1, 2]
     assert not world.claims.health().claims_degraded
-    await answered(world)
+    await world.answered()
     assert world.steering.live.values == before
     (circuit,) = await world.circuits.active()
     assert (circuit.id, circuit.steering) == (circuit_id, True)
@@ -224,7 +223,7 @@ async def test_a_circuit_that_is_given_up_after_a_crash_does_not_come_back(
     assert await claims(world) == []
     assert await world.circuits.active() == []
     if way != "another model":
-        await answered(world)
+        await world.answered()
     assert world.steering.live.circuits == ()
 
 
@@ -235,7 +234,7 @@ async def test_a_circuit_whose_sae_was_given_up_ends_whole_with_the_next_load(
     await served(world)
     await world.crash()
     await world.attachments.detach("sae_2")
-    await answered(world)
+    await world.answered()
     assert world.steering.live.values == {}
     assert await world.claims.current() == []
 
@@ -246,7 +245,7 @@ async def test_an_intensity_set_after_a_crash_counts_when_the_model_is_back(worl
     await world.crash()
     done = await world.circuits.set_intensity(0.5, reapply=True, acknowledged=True)
     assert not done.reapplied
-    await answered(world)
+    await world.answered()
     assert world.steering.live.values_at("sae_1@1") == {3: 2.0}
 
 
