@@ -20,7 +20,7 @@ from steerserve.rules.residency.heartbeat import Bounds
 from steerserve.rules.residency.replicas import ReplicaState, ReplicaView
 from tests import asking
 from tests.scripted_engine import Launcher, ScriptedEngine, Stream
-from tests.waiting import soon, until
+from tests.waiting import Gate, soon, until
 
 FIELDS: dict[str, Any] = {"path": "/models/tiny", "trust_remote_code": False}
 SOURCE = m.SaeSource("/saes/one", "one")
@@ -105,6 +105,7 @@ class Scene:
         self.crew = Crew()
         self.prompts = Letters()
         self.changes: list[ReplicaView] = []
+        self.gates: list[Gate] = []
         more = {"drain_seconds": 5.0, "wait_seconds": 60.0, "pause": lambda _: 0.0, **more}
         self.fleet = Fleet(
             self.crew.launch,
@@ -144,6 +145,25 @@ class Scene:
 
     def ask(self, text: str = "hello", **more: Any) -> Request:
         return Request(self.fleet, text, **more)
+
+    async def served_by(self, *numbers: int, text: str = "hello", **more: Any) -> None:
+        """Send a request for each of these engines, which answer at once."""
+        requests = [self.ask(text, **more) for _ in numbers]
+        for number in numbers:
+            (await self.stream(number)).complete()
+        for request in requests:
+            await request.text()
+
+    def hold(self, step: str) -> None:
+        """Hold this step of the engines that are launched from now on."""
+        self.gates.clear()
+        self.crew.prepare = lambda launcher: self.gates.append(launcher.hold(step))
+
+    async def held(self) -> Gate:
+        """The gate of the first engine that is held, once it has come to the step."""
+        await until(lambda: self.gates)
+        await soon(self.gates[0].reached.wait())
+        return self.gates[0]
 
     async def stream(self, number: int) -> Stream:
         """The next request that reached this engine."""

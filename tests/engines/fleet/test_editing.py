@@ -14,10 +14,18 @@ from steerserve.rules.residency.replicas import ReplicaState
 from tests.engines.fleet.conftest import Made
 from tests.engines.fleet.scripted import KEY, Scene, attached, detached
 from tests.refusals import refused
-from tests.waiting import soon, until
+from tests.waiting import Gate, soon, until
 
 ON = m.Steering(1, True, {KEY: {3: 5.0}})
 OFF = m.Steering(2, False, {KEY: {3: 5.0}})
+
+
+async def held_edit(one: Scene, steering: m.Steering) -> tuple[asyncio.Task[object], Gate]:
+    """Begin an edit, which is held in the first engine."""
+    gate = one.crew.launchers[0].hold("steer")
+    edit = asyncio.create_task(one.fleet.change(m.setting(steering=steering)))
+    await gate.reached.wait()
+    return edit, gate
 
 
 async def test_an_edit_is_one_step_of_the_epoch_on_every_replica(scene: Made) -> None:
@@ -47,9 +55,7 @@ async def test_no_request_begins_on_a_replica_that_has_not_made_the_edit(scene: 
     assert "generate" not in one.crew.launchers[0].log
     gates[0].open.set()
     await soon(edit)
-    last = one.ask()
-    (await one.stream(0)).complete()
-    await last.text()
+    await one.served_by(0)
 
 
 @pytest.mark.parametrize("lead", range(-8, 9))
@@ -86,22 +92,18 @@ async def test_an_edit_that_every_replica_refuses_changes_nothing(scene: Made) -
         await soon(one.fleet.change(attached))
     await one.serving("r1", "r2")
     assert one.fleet.passes.applied == {}
-    request = one.ask()
-    (await one.stream(0)).complete()
-    await request.text()
+    await one.served_by(0)
     assert len(one.crew.launchers) == 2
 
 
 async def test_a_replica_that_refuses_what_others_made_starts_again_with_it(scene: Made) -> None:
     one = await scene(2)
     one.crew.launchers[1].fail("attach", Refusal("SAE_LOAD_FAILED", "not on this node"))
-    gates = []
-    one.crew.prepare = lambda launcher: gates.append(launcher.hold("load"))
+    one.hold("load")
     await soon(one.fleet.change(attached))
     assert one.engine(1).ended.done()
     assert "not on this node" in (one.fleet.replicas()[1].reason or "")
-    await until(lambda: gates)
-    gates[0].open.set()
+    (await one.held()).open.set()
     await one.serving("r1", "r2")
     assert one.engine(2).attached == one.engine(0).attached
 
@@ -116,9 +118,7 @@ async def test_a_replica_that_answers_with_another_sae_is_left_behind(scene: Mad
 
 async def test_a_replica_that_ends_during_an_edit_does_not_fail_it(scene: Made) -> None:
     one = await scene(2)
-    gate = one.crew.launchers[0].hold("steer")
-    edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
-    await gate.reached.wait()
+    edit, _ = await held_edit(one, ON)
     one.engine(0).die()
     await soon(edit)
     await one.serving("r1", "r2")
@@ -127,9 +127,7 @@ async def test_a_replica_that_ends_during_an_edit_does_not_fail_it(scene: Made) 
 
 async def test_a_replica_that_stands_still_during_an_edit_is_left_behind(scene: Made) -> None:
     one = await scene(2)
-    gate = one.crew.launchers[0].hold("steer")
-    edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
-    await gate.reached.wait()
+    edit, _ = await held_edit(one, ON)
     one.engine(0).heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     await soon(edit)
     await one.serving("r1", "r2")
@@ -150,9 +148,7 @@ async def test_a_replica_that_stood_still_before_an_edit_must_not_wake_without_i
 
 async def test_an_edit_with_every_replica_gone_is_refused_and_made_by_nobody(scene: Made) -> None:
     one = await scene(1)
-    gate = one.crew.launchers[0].hold("steer")
-    edit = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
-    await gate.reached.wait()
+    edit, _ = await held_edit(one, ON)
     one.engine(0).die()
     assert (await refused(soon(edit))).code == "ENGINE_UNAVAILABLE"
     await one.serving("r1")
@@ -171,9 +167,7 @@ async def test_an_edit_whose_caller_has_gone_is_made_by_all(scene: Made) -> None
     one = await scene(2)
     await one.fleet.change(attached)
     await one.fleet.change(m.setting(steering=ON))
-    gate = one.crew.launchers[0].hold("steer")
-    edit = asyncio.create_task(one.fleet.change(m.setting(steering=OFF)))
-    await gate.reached.wait()
+    edit, gate = await held_edit(one, OFF)
     edit.cancel()
     await until(edit.done)
     gate.open.set()
@@ -187,9 +181,7 @@ async def test_an_edit_whose_caller_has_gone_is_made_by_all(scene: Made) -> None
 
 async def test_edits_are_made_one_after_the_other(scene: Made) -> None:
     one = await scene(2)
-    gate = one.crew.launchers[0].hold("steer")
-    first = asyncio.create_task(one.fleet.change(m.setting(steering=ON)))
-    await gate.reached.wait()
+    first, gate = await held_edit(one, ON)
     second = asyncio.create_task(one.fleet.change(m.setting(steering=OFF)))
     await until(lambda: one.engine(1).state.steering == ON)
     gate.open.set()

@@ -172,20 +172,15 @@ async def test_requests_of_a_replica_that_ends_by_itself_are_told_as_lost(scene:
     one = await scene(2)
     await one.fleet.change(attached)
 
-    async def served_by(number: int) -> None:
-        asked = one.ask()
-        (await one.stream(number)).complete()
-        await asked.text()
-
     async def lost() -> int:
         return (await soon(one.fleet.ask(m.ReadStatistics()))).lost_requests
 
-    await served_by(0)
+    await one.served_by(0)
     await one.fleet.change(m.setting(monitored=m.Monitored(KEY)))
     Counting(one.engine(0), sparse(3, seed=1))
     Counting(one.engine(1), sparse(3, seed=2))
-    await served_by(1)
-    await served_by(0)
+    await one.served_by(1)
+    await one.served_by(0)
     assert await lost() == 0
     await one.kill(0)
     await one.serving("r1", "r2")

@@ -14,7 +14,7 @@ from steerserve.errors import Refusal
 from steerserve.rules.residency.replicas import RUNS, ReplicaState
 from tests.engines.fleet.conftest import Made
 from tests.engines.fleet.scripted import NO_ROOM
-from tests.waiting import Gate, soon, until
+from tests.waiting import soon, until
 
 
 async def test_requests_go_to_the_replica_with_the_fewest_rows(scene: Made) -> None:
@@ -33,16 +33,10 @@ async def test_requests_go_to_the_replica_with_the_fewest_rows(scene: Made) -> N
 async def test_a_conversation_stays_on_the_replica_that_holds_its_beginning(scene: Made) -> None:
     one = await scene(2)
     beginning = "a" * BLOCK * 2
-    first = one.ask(beginning)
-    (await one.stream(0)).complete()
-    await first.text()
-    other = one.ask("b" * BLOCK * 2)
-    (await one.stream(1)).complete()
-    await other.text()
+    await one.served_by(0, text=beginning)
+    await one.served_by(1, text="b" * BLOCK * 2)
     for more in ("one", "two", "three"):
-        again = one.ask(beginning + more)
-        (await one.stream(0)).complete()
-        await again.text()
+        await one.served_by(0, text=beginning + more)
 
 
 async def test_a_request_without_a_token_runs_again_and_its_client_sees_one_beginning(
@@ -93,13 +87,12 @@ async def test_a_refusal_of_the_engine_is_passed_on(scene: Made) -> None:
 
 async def test_a_request_waits_while_no_replica_serves_and_then_runs(scene: Made) -> None:
     one = await scene(1)
-    held: list[object] = []
-    one.crew.prepare = lambda launcher: held.append(launcher.hold("load"))
+    one.hold("load")
     one.engine(0).die()
     request = one.ask()
-    await until(lambda: held)
+    gate = await one.held()
     assert one.states() == {"r1": ReplicaState.STARTING}
-    held[0].open.set()  # type: ignore[attr-defined]
+    gate.open.set()
     (await one.stream(1)).complete("later")
     assert await request.text() == "later"
 
@@ -140,16 +133,10 @@ async def test_a_stalled_replica_gets_no_requests_until_it_wakes(scene: Made) ->
     replica, engine = one.replica("r1"), one.engine(0)
     engine.heartbeat.stall(Refusal("ENGINE_UNAVAILABLE", "silent"))
     replica.move(ReplicaState.STALLED, "silent")
-    requests = [one.ask(), one.ask()]
-    for _ in requests:
-        (await one.stream(1)).complete()
-    for request in requests:
-        await request.text()
+    await one.served_by(1, 1)
     engine.heartbeat.wake()
     replica.move(ReplicaState.SERVING)
-    last = one.ask()
-    (await one.stream(0)).complete()
-    await last.text()
+    await one.served_by(0)
 
 
 async def test_a_request_without_a_token_leaves_a_replica_that_stands_still(scene: Made) -> None:
@@ -205,9 +192,7 @@ async def test_requests_with_a_seed_stay_with_the_kind_of_the_first_replica(scen
         one.engine(number).die()
     await until(lambda: all(one.replica(name).failed_starts for name in ("r1", "r3")))
     # other replicas of the kind do not come back: after some starts, the promise is kept with another kind
-    late = one.ask("late", seed=1)
-    (await one.stream(1)).complete()
-    await late.text()
+    await one.served_by(1, text="late", seed=1)
 
 
 @pytest.mark.parametrize("work", ["request", "edit", "question"])
@@ -234,21 +219,17 @@ async def test_without_a_replica_that_can_be_placed_the_wait_is_bounded(
     assert (await refused()).row.v1 == 503, "the next one too"
     gate.set()
     await one.serving("r1", "r2")
-    request = one.ask()
-    (await one.stream(2)).complete()
-    await request.text()
+    await one.served_by(2)
 
 
 async def test_a_replica_that_is_placed_is_waited_for_while_it_loads(scene: Made) -> None:
     one = await scene(1, wait_seconds=0.0)
-    gates: list[Gate] = []
-    one.crew.prepare = lambda launcher: gates.append(launcher.hold("load"))
+    one.hold("load")
     await one.kill(0)
-    await until(lambda: gates)
-    await soon(gates[0].reached.wait())
+    gate = await one.held()
     request = one.ask()
     for _ in range(20):
         await asyncio.sleep(0)
-    gates[0].open.set()
+    gate.open.set()
     (await one.stream(1)).complete("after the load")
     assert await request.text() == "after the load"
