@@ -127,10 +127,9 @@ def test_a_damaged_header_is_refused(tmp_path: Path) -> None:
 
 
 def refused(path: Path) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        weights.read_weights(path)
-    assert error.value.code == "INVALID_LOCAL_PATH"
-    return error.value
+    refusal = refusal_of(weights.read_weights, path)
+    assert refusal.code == "INVALID_LOCAL_PATH"
+    return refusal
 
 
 @pytest.mark.parametrize(

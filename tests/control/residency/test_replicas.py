@@ -20,6 +20,7 @@ from steerserve.rules.units import MIB
 from tests.control.conftest import Make, refused
 from tests.doubles import World
 from tests.nodes import NodeSeen
+from tests.refusals import refusal_of
 from tests.waiting import soon, until
 
 
@@ -44,12 +45,8 @@ async def test_one_process_has_no_replicas_and_refuses_their_changes(world: Worl
         world.replicas.drain(row.id, "replica-1"),
         world.replicas.replace(row.id, "replica-1"),
     ):
-        with pytest.raises(Refusal) as refused:
-            await change
-        assert refused.value.code == "REPLICAS_UNAVAILABLE"
-    with pytest.raises(Refusal) as refused:
-        world.replicas.of_model(row.id)
-    assert refused.value.code == "REPLICAS_UNAVAILABLE"
+        assert (await refused(change)).code == "REPLICAS_UNAVAILABLE"
+    assert refusal_of(world.replicas.of_model, row.id).code == "REPLICAS_UNAVAILABLE"
     assert slots(world) == world.settings.max_concurrent_requests
 
 

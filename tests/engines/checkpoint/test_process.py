@@ -182,12 +182,9 @@ async def test_a_request_that_never_fits_is_refused_and_the_next_is_served(
 
 
 async def test_an_engine_without_a_model_refuses_by_code(empty: CheckpointEngine) -> None:
-    with pytest.raises(Refusal) as refused:
-        await events(empty, "hello")
-    assert refused.value.code == "MODEL_NOT_LOADED"
-    with pytest.raises(Refusal) as refused:
-        await empty.change(m.setting(steering=m.Steering(1, True, {KEY: {0: 1.0}})))
-    assert refused.value.code == "MODEL_NOT_LOADED"
+    steering = m.setting(steering=m.Steering(1, True, {KEY: {0: 1.0}}))
+    for work in (events(empty, "hello"), empty.change(steering)):
+        assert (await refused(work)).code == "MODEL_NOT_LOADED"
 
 
 # ---------------------------------------------------------------- cancelling
@@ -288,14 +285,10 @@ async def test_a_killed_engine_ends_its_streams_by_code_and_names_the_signal(
             if isinstance(event, m.Piece):
                 os.kill(engine.pid or 0, signal.SIGKILL)
 
-    with pytest.raises(Refusal) as refused:
-        await until_killed()
-    assert refused.value.code == "ENGINE_UNAVAILABLE"
+    assert (await refused(until_killed())).code == "ENGINE_UNAVAILABLE"
     assert "signal 9" in await engine.ended
     assert not psutil.pid_exists(engine.pid)
-    with pytest.raises(Refusal) as refused:
-        await events(engine, "hello")
-    assert refused.value.code == "MODEL_NOT_LOADED"
+    assert (await refused(events(engine, "hello"))).code == "MODEL_NOT_LOADED"
 
 
 @pytest.mark.parametrize(

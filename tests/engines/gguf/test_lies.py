@@ -21,7 +21,7 @@ from steerserve.engines.gguf import server as llama_server
 from steerserve.engines.gguf.child import OOM_SCORE
 from steerserve.engines.gguf.messages import Serve
 from steerserve.engines.gguf.server import LlamaServer, Lost
-from steerserve.errors import Refusal
+from tests import refusals
 from tests.engines.llamas import Write, ask, loaded, refused
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -96,9 +96,7 @@ async def test_a_value_of_another_type_is_a_broken_engine(value: Any) -> None:
 @pytest.mark.parametrize("vector", [[], [None], [1.0, None], [1e300]])
 async def test_a_vector_that_is_not_finite_is_refused(vector: list[float | None]) -> None:
     async with answering(body([{"embedding": [vector]}])) as server:
-        with pytest.raises(Refusal) as refusal:
-            await server.embed([1])
-    assert refusal.value.code == "NON_FINITE_LOGITS"
+        assert (await refusals.refused(server.embed([1]))).code == "NON_FINITE_LOGITS"
 
 
 ENDLESS = {
@@ -137,11 +135,10 @@ async def test_more_tokens_than_asked_for_are_a_broken_engine() -> None:
 async def test_the_words_of_the_engine_are_shown_in_one_short_line() -> None:
     answer = body({"error": {"message": "a\x1b[31m\n" + "b" * 9000}}).replace(b"200 OK", b"500 No")
     async with answering(answer) as server:
-        with pytest.raises(Refusal) as refusal:
-            await server.tokenize("a", special=True)
-    assert refusal.value.code == "INTERNAL_ERROR"
-    assert refusal.value.message.isprintable()
-    assert len(refusal.value.message) < 300
+        refusal = await refusals.refused(server.tokenize("a", special=True))
+    assert refusal.code == "INTERNAL_ERROR"
+    assert refusal.message.isprintable()
+    assert len(refusal.message) < 300
 
 
 # ------------------------------------------------------------- the whole engine
@@ -234,10 +231,9 @@ async def test_a_process_that_answers_no_message_is_ended(
     monkeypatch.setattr(llama_process, "MODULE", "lying_child")
     process = await llama_process.start()
     async with asyncio.timeout(20):
-        with pytest.raises(Refusal) as refusal:
-            await process.serve(Serve("m", "key", 1, 1, 1, 1))
-    assert refusal.value.code == "MODEL_LOAD_FAILED"
-    assert "invalid answer of the engine process" in refusal.value.message
+        refusal = await refusals.refused(process.serve(Serve("m", "key", 1, 1, 1, 1)))
+    assert refusal.code == "MODEL_LOAD_FAILED"
+    assert "invalid answer of the engine process" in refusal.message
     assert not psutil.pid_exists(process.pid)
 
 

@@ -20,6 +20,7 @@ from steerserve.engines.sandbox.schemas import Checker
 from steerserve.errors import Refusal
 from steerserve.rules.inference.schema_dialect import JSON_OBJECT
 from steerserve.rules.inference.schema_subset import check_subset
+from tests.refusals import refused
 
 TEXT = {"type": "string"}
 PATIENCE = 10.0
@@ -55,12 +56,11 @@ def is_busy(checker: Checker) -> bool:
     )
 
 
-async def refused(checker: Checker, schema: Any) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        await checker.check_schema(schema)
-    assert caught.value.code == "RESPONSE_FORMAT_UNSUPPORTED"
-    assert caught.value.param == "response_format"
-    return caught.value
+async def refused_schema(checker: Checker, schema: Any) -> Refusal:
+    refusal = await refused(checker.check_schema(schema))
+    assert refusal.code == "RESPONSE_FORMAT_UNSUPPORTED"
+    assert refusal.param == "response_format"
+    return refusal
 
 
 def pattern(text: str) -> dict[str, Any]:
@@ -102,7 +102,9 @@ async def test_a_pattern_that_one_side_cannot_compile_is_refused_at_its_place(
     checker: Checker,
 ) -> None:
     for text in PATTERNS:
-        refusal = await refused(checker, {**pattern(text), "additionalProperties": pattern("^a$")})
+        refusal = await refused_schema(
+            checker, {**pattern(text), "additionalProperties": pattern("^a$")}
+        )
         (found,) = refusal.details["unsupported"]
         assert (found["keyword"], found["pointer"]) == ("pattern", "/properties/p/pattern")
         assert "\n" not in refusal.message
@@ -127,7 +129,7 @@ NOTHING: list[Any] = [
 async def test_a_schema_that_admits_nothing_is_refused(checker: Checker) -> None:
     for schema in NOTHING:
         check_subset(schema)
-        await refused(checker, schema)
+        await refused_schema(checker, schema)
 
 
 def ambiguous(kinds: int, lengths: int) -> dict[str, Any]:
@@ -183,18 +185,17 @@ async def test_ambiguity_that_would_hold_up_every_row_is_refused(
     monkeypatch.setattr(grammar, "CHECK_SECONDS", 60.0)
     schema = ambiguous(6, 60)
     check_subset(schema)
-    assert "ambiguous" in (await refused(checker, schema)).message
+    assert "ambiguous" in (await refused_schema(checker, schema)).message
 
 
 async def test_a_question_that_takes_too_long_ends_with_a_reason(
     checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar, "CHECK_SECONDS", 0.2)
-    with pytest.raises(Refusal) as caught:
-        await checker.validate(CATASTROPHE, CATASTROPHIC_TEXT)
-    assert caught.value.code == "CONSTRAINED_OUTPUT_UNCHECKED"
-    assert "longer than 0.2 s" in caught.value.message
-    assert "invalid" not in caught.value.message
+    refusal = await refused(checker.validate(CATASTROPHE, CATASTROPHIC_TEXT))
+    assert refusal.code == "CONSTRAINED_OUTPUT_UNCHECKED"
+    assert "longer than 0.2 s" in refusal.message
+    assert "invalid" not in refusal.message
     assert await checker.validate(CATASTROPHE, '"aab"') is None
 
 
@@ -234,7 +235,7 @@ async def test_memory_is_limited_and_a_crash_is_a_reason(checker: Checker) -> No
     assert first is not None
     soft, hard = psutil.Process(first).rlimit(psutil.RLIMIT_AS)
     assert soft == hard == grammar.MEMORY_BYTES
-    refusal = await refused(checker, STACK_OVERFLOW)
+    refusal = await refused_schema(checker, STACK_OVERFLOW)
     assert "memory or depth" in refusal.message
     await checker.check_schema({"type": "null"})
     assert first not in checker.pids
@@ -286,7 +287,7 @@ async def test_schemas_that_passed_are_remembered_up_to_a_bound(
         await checker.check_schema({"type": "null", "title": title})
     assert asked == ["a", "b", "c", "b"]
     for _ in range(2):
-        await refused(checker, {"type": "string", "const": 1, "title": "bad"})
+        await refused_schema(checker, {"type": "string", "const": 1, "title": "bad"})
     assert asked[-2:] == ["bad", "bad"]
 
 
@@ -298,9 +299,7 @@ async def test_closing_leaves_no_process_and_refuses_whoever_waits(checker: Chec
     while not is_busy(checker):
         await asyncio.sleep(0)
     await checker.close()
-    with pytest.raises(Refusal) as caught:
-        await waiting
-    assert caught.value.code == "SHUTTING_DOWN"
+    assert (await refused(waiting)).code == "SHUTTING_DOWN"
     assert not process.is_running()
     assert pid(checker) is None
     await checker.close()
@@ -313,9 +312,7 @@ async def test_closing_while_the_first_process_starts_refuses_whoever_waits(
     while pid(checker) is None:
         await asyncio.sleep(0)
     await checker.close()
-    with pytest.raises(Refusal) as caught:
-        await waiting
-    assert caught.value.code == "SHUTTING_DOWN"
+    assert (await refused(waiting)).code == "SHUTTING_DOWN"
 
 
 async def test_closing_after_a_process_was_replaced_refuses_whoever_waits(
@@ -339,9 +336,7 @@ async def test_closing_after_a_process_was_replaced_refuses_whoever_waits(
     async with asyncio.timeout(30):
         await has_asked_another.wait()
     await checker.close()
-    with pytest.raises(Refusal) as caught:
-        await waiting
-    assert caught.value.code == "SHUTTING_DOWN"
+    assert (await refused(waiting)).code == "SHUTTING_DOWN"
 
 
 async def test_a_schema_is_not_seen_among_the_processes_and_the_environment_is_not_passed_on(
@@ -384,9 +379,8 @@ def test_a_document_is_valid_or_the_reason_is_said_in_one_line(
 
 
 async def test_a_document_too_deep_to_validate_is_not_called_invalid(checker: Checker) -> None:
-    with pytest.raises(Refusal) as caught:
-        await checker.validate(True, "[" * 5000 + "]" * 5000)
-    assert caught.value.code == "CONSTRAINED_OUTPUT_UNCHECKED"
+    refusal = await refused(checker.validate(True, "[" * 5000 + "]" * 5000))
+    assert refusal.code == "CONSTRAINED_OUTPUT_UNCHECKED"
 
 
 def test_a_reason_has_a_bound() -> None:
@@ -409,9 +403,7 @@ def test_a_process_that_does_not_start_is_an_error_of_the_service(
 
     async def ask() -> None:
         checker = Checker()
-        with pytest.raises(Refusal) as caught:
-            await checker.check_schema(True)
-        assert caught.value.code == "INTERNAL_ERROR"
+        assert (await refused(checker.check_schema(True))).code == "INTERNAL_ERROR"
         await checker.close()
 
     asyncio.run(ask())
