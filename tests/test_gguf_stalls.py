@@ -17,7 +17,7 @@ from steerserve.engines.gguf import process as llama_process
 from steerserve.engines.gguf.client import GgufEngine
 from steerserve.rules.residency import heartbeat
 from steerserve.rules.residency.heartbeat import Activity
-from tests import gguf
+from tests import gguf, resident
 from tests.conftest import Start
 from tests.engines import held_llama
 from tests.service import Running, add_model
@@ -51,10 +51,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def engine_of(live: Running) -> GgufEngine:
-    resident = live.service.owners.conductor.resident
-    assert resident is not None
-    assert isinstance(resident.engine, GgufEngine)
-    return resident.engine
+    engine = resident.engine_of(live)
+    assert isinstance(engine, GgufEngine)
+    return engine
 
 
 def answers(engine: GgufEngine) -> bool:
@@ -82,16 +81,11 @@ def held(live: Running) -> Iterator[Callable[[], None]]:
     yield lambda: held_llama.release(pid, thread)
 
 
-def registered(live: Running, file: Path) -> str:
-    record = add_model(live, file)
-    return str(record)
-
-
 def test_decoding_that_stands_still_is_told_while_the_server_of_the_engine_answers(
     start: Start, model: Path
 ) -> None:
     with start(graceful_unload_timeout=600) as live, ThreadPoolExecutor(1) as pool:
-        model_id = registered(live, model)
+        model_id = add_model(live, model)
         with live.http.stream("POST", "/v1/completions", json=LONG) as run:
             lines = (line for line in run.iter_lines() if line)
             next(lines)
@@ -125,7 +119,7 @@ def test_decoding_that_stands_still_for_too_long_ends_the_engine_like_a_crash(
     start: Start, model: Path
 ) -> None:
     with start(engine_stall_timeout=BOUND_SECONDS) as live:
-        model_id = registered(live, model)
+        model_id = add_model(live, model)
         with live.http.stream("POST", "/v1/completions", json=LONG) as run:
             lines = (line for line in run.iter_lines() if line)
             next(lines)
