@@ -8,7 +8,9 @@ from datetime import datetime
 from steerserve.control.residency.conductor import Conductor
 from steerserve.database.catalog import Catalog, ModelRow
 from steerserve.errors import Refusal
-from steerserve.rules.models import naming
+from steerserve.messages.engine import no_layers
+from steerserve.rules.inference import names
+from steerserve.rules.models import architecture, naming
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,17 @@ class ServedModel:
     @property
     def owner(self) -> str:
         return self.row.repo_id or "local"
+
+
+def check_layered(row: ModelRow) -> None:
+    """Check that the layers of a model can be read: it is no GGUF model, and not one that can only embed.
+
+    Raises:
+        Refusal: INVALID_PARAMETER.
+    """
+    if row.engine == names.GGUF:
+        raise no_layers("INVALID_PARAMETER")
+    architecture.check_generates(row.name, row.architecture, row.engine)
 
 
 class ServedModels:

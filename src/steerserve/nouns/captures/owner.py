@@ -38,6 +38,7 @@ from steerserve.control.inference.texts import (
 from steerserve.control.jobs import Job, Jobs, Report
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
+from steerserve.control.models.served import check_layered
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.control.threads import Threads
 from steerserve.database.catalog import Clock, ModelRow
@@ -55,7 +56,6 @@ from steerserve.files.captures import (
 from steerserve.files.client_paths import ClientPaths
 from steerserve.hub.client import Hub
 from steerserve.messages.carried import finish_edit
-from steerserve.messages.engine import no_layers
 from steerserve.nouns.captures.form import (
     CaptureDetails,
     CapturedSite,
@@ -77,8 +77,6 @@ from steerserve.parts.activations_raw.form import (
     SiteAsked,
     place_sites,
 )
-from steerserve.rules.inference import names
-from steerserve.rules.models import architecture
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.placing import placed
 from steerserve.rules.steering.positions import ALL, LAST_PROMPT, Positions, Selection
@@ -264,9 +262,7 @@ class Captures:
         check_written(asked.name, "name")
         resident = self._conductor.loaded()
         row = resident.row
-        if row.engine == names.GGUF:
-            raise no_layers("INVALID_PARAMETER")
-        architecture.check_generates(row.name, row.architecture, row.engine)
+        check_layered(row)
         _, facts = resident.running()
         asked.check_context(facts)
         await self._check_room(0)

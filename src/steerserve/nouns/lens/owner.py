@@ -12,11 +12,10 @@ from msgspec import UNSET
 from steerserve import messages as m
 from steerserve.control.inference.asked import Asked
 from steerserve.control.inference.generate import Generation, Run
-from steerserve.control.models.served import ServedModel, ServedModels
+from steerserve.control.models.served import ServedModel, ServedModels, check_layered
 from steerserve.control.residency.conductor import Conductor
 from steerserve.files import local
 from steerserve.files.client_paths import ClientPaths
-from steerserve.messages.engine import no_layers
 from steerserve.nouns.features.owner import Features
 from steerserve.nouns.lens import rules
 from steerserve.nouns.lens.form import (
@@ -28,8 +27,6 @@ from steerserve.nouns.lens.form import (
     TokenText,
 )
 from steerserve.nouns.trained_lenses.owner import TrainedLenses
-from steerserve.rules.inference import names
-from steerserve.rules.models import architecture
 
 Kind = TypeVar("Kind", m.LensRead, m.Attributed)
 
@@ -162,9 +159,7 @@ class Lenses:
                 embed.
         """
         row = self._conductor.loaded().row
-        if row.engine == names.GGUF:
-            raise no_layers("INVALID_PARAMETER")
-        architecture.check_generates(row.name, row.architecture, row.engine)
+        check_layered(row)
         return await self._models.served_model(row)
 
     def _layers(self) -> int:

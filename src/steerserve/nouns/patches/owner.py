@@ -16,16 +16,14 @@ from steerserve.control.inference.spelling import Speller
 from steerserve.control.inference.texts import TextReader
 from steerserve.control.inference.views import TokenizedText
 from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.models.served import check_layered
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
-from steerserve.messages.engine import no_layers
 from steerserve.messages.prompts import max_tokens
 from steerserve.nouns.patches import rules
 from steerserve.nouns.patches.rules import Cell, Direction, Metric, MetricKind, Patches, Sweep
-from steerserve.rules.inference import names
 from steerserve.rules.inference.prompts import Conversation
-from steerserve.rules.models import architecture
 from steerserve.settings import Settings
 
 KIND = "patches"
@@ -109,10 +107,7 @@ class PatchSweeps:
                 the name of the text.
         """
         resident = self._conductor.loaded()
-        row = resident.row
-        if row.engine == names.GGUF:
-            raise no_layers("INVALID_PARAMETER")
-        architecture.check_generates(row.name, row.architecture, row.engine)
+        check_layered(resident.row)
         _, facts = resident.running()
         clean = await self._spell("clean", asked.clean, asked.client, facts.context_length)
         corrupt = await self._spell("corrupt", asked.corrupt, asked.client, facts.context_length)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from steerserve import messages as m
 from steerserve.control.inference.texts import NamedText, TextReader, held_out, of_kind, prompt_of
 from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.models.served import check_layered
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.errors import Refusal
-from steerserve.messages.engine import no_layers
 from steerserve.nouns.contrasts.rules import check_groups
 from steerserve.nouns.directions.owner import Probes, Vectors
 from steerserve.nouns.directions.rules import (
@@ -30,9 +30,7 @@ from steerserve.nouns.lens.rules import check_layers
 from steerserve.nouns.measurements.owner import Measurement, VectorMeasurements
 from steerserve.nouns.trainings import rules
 from steerserve.nouns.trainings.rules import Examples, Judgement
-from steerserve.rules.inference import names
 from steerserve.rules.inference.prompts import Conversation
-from steerserve.rules.models import architecture
 from steerserve.rules.steering import levers
 from steerserve.rules.steering.positions import Span
 from steerserve.rules.steering.probe import ReadProbe
@@ -127,11 +125,7 @@ class Trainings:
         _check_examples(asked)
         await (self._probes if asked.is_probe else self._vectors).check_name(asked.name)
         resident = self._conductor.loaded()
-        if resident.row.engine == names.GGUF:
-            raise no_layers("INVALID_PARAMETER")
-        architecture.check_generates(
-            resident.row.name, resident.row.architecture, resident.row.engine
-        )
+        check_layered(resident.row)
         _, facts = resident.running()
         check_layers(asked.layers, facts.layers)
         layers = tuple(sorted(asked.layers or range(facts.layers)))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from steerserve import messages as m
+from steerserve.control.models.served import check_layered
 from steerserve.control.residency.conductor import Conductor
-from steerserve.messages.engine import no_layers
 from steerserve.nouns.directions.owner import Vectors
 from steerserve.nouns.features.form import DirectionTokens, VectorTokens
 from steerserve.nouns.features.owner import promoted
-from steerserve.rules.models import architecture
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.rules.steering import vector as rules
 
@@ -35,10 +34,7 @@ class PromotingVectors:
         vector = await self._vectors.find(id_or_name)
         directions = rules.directions_at(vector, layer)
         resident = self._conductor.loaded()
-        row = resident.row
-        if row.engine == "gguf":
-            raise no_layers("INVALID_PARAMETER")
-        architecture.check_generates(row.name, row.architecture, row.engine)
+        check_layered(resident.row)
         engine, facts = resident.running()
         rules.check_fits(vector.name, directions, facts.layers, facts.site_widths)
         asked = [one.data for one in directions if one.site in STREAM_SITES]
