@@ -17,7 +17,7 @@ from steerserve.control.sensing.corpus_results import (
 from steerserve.control.threads import Threads
 from steerserve.nouns.corpora import rules
 from steerserve.nouns.corpora.rules import FeatureSummary, Gathered, Groups
-from steerserve.nouns.corpora.store import CorpusRow, CorpusStore, FeatureRow, ReadSae
+from steerserve.nouns.corpora.store import CorpusRow, CorpusStore, ReadSae
 
 Chosen = dict[int, list[tuple[int, int, bool]]]
 """Number of a context -> its examples: a feature, the place among the examples of the feature, and whether it is one of
@@ -84,8 +84,8 @@ class Summary:
             maxima[feature] = found.max
         gathered.clear()
         examples = await self._windows(sae, chosen)
-        rows = await self._threads.run(_rows, summaries, examples)
-        await self._store.add_features(self._row.id, sae.number, rows)
+        results = await self._threads.run(_encoded, summaries, examples)
+        await self._store.add_features(self._row.id, sae.number, results)
 
     def _summarised(
         self, gathered: dict[int, Gathered]
@@ -134,13 +134,10 @@ def _example(
     return StoredExample(context, position, value, is_strongest, first, end, inside)
 
 
-def _rows(
+def _encoded(
     summaries: dict[int, FeatureSummary], examples: dict[int, dict[int, StoredExample]]
-) -> list[FeatureRow]:
-    return [
-        FeatureRow(
-            feature,
-            packed(StoredFeature(found, [one for _, one in sorted(examples[feature].items())])),
-        )
+) -> dict[int, bytes]:
+    return {
+        feature: packed(StoredFeature(found, [one for _, one in sorted(examples[feature].items())]))
         for feature, found in summaries.items()
-    ]
+    }

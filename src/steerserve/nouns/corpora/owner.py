@@ -56,7 +56,6 @@ from steerserve.nouns.corpora.job import Summary
 from steerserve.nouns.corpora.store import (
     CorpusRow,
     CorpusStore,
-    FeatureRow,
     Progress,
     ReadSae,
     taken,
@@ -238,8 +237,8 @@ class Corpora:
             done = (stored.texts, 0, stored.tokens, stored.counted) if is_last else ()
             await self._store.add_part(corpus_id, contexts, [], Progress(number + 1, *done))
         for number, sae in enumerate(stored.saes):
-            rows = await self._threads.run(_feature_rows, sae)
-            await self._store.add_features(corpus_id, number, rows)
+            found = await self._threads.run(_encoded, sae)
+            await self._store.add_features(corpus_id, number, found)
         results = {number: (sae.maxima, sae.counts) for number, sae in enumerate(stored.saes)}
         await self._store.finish(corpus_id, results)
 
@@ -453,8 +452,8 @@ def _groups(read: m.FeatureValues) -> tuple[bytes, bytes, bytes, bytes]:
     return read.features, read.counts, read.positions, read.values
 
 
-def _feature_rows(sae: StoredSae) -> list[FeatureRow]:
-    return [FeatureRow(index, packed(found)) for index, found in sae.features.items()]
+def _encoded(sae: StoredSae) -> dict[int, bytes]:
+    return {index: packed(found) for index, found in sae.features.items()}
 
 
 def _firing(counts: bytes) -> int:

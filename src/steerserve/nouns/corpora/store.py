@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -148,18 +148,6 @@ class CorpusRow:
     finished_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True)
-class FeatureRow:
-    """What a corpus has of one feature: `data` is the encoded result."""
-
-    feature: int
-    data: bytes
-
-
-def new_corpus_id() -> str:
-    return ID_PREFIX + secrets.token_hex(6)
-
-
 class CorpusStore:
     """Reads and writes corpora, which together take at most `most_mb` MiB."""
 
@@ -169,13 +157,11 @@ class CorpusStore:
         most_mb: int,
         room: DocumentRoom = UNBOUNDED,
         now: Clock = utc_now,
-        new_id: Callable[[], str] = new_corpus_id,
     ) -> None:
         self._database = database
         self.most_mb = most_mb
         self._room = room
         self._now = now
-        self._new_id = new_id
 
     # ------------------------------------------------------------- records
 
@@ -219,7 +205,7 @@ class CorpusStore:
         Refusal: CORPUS_ALREADY_EXISTS, CORPORA_FULL, INSUFFICIENT_DISK.
         """
         values = {
-            "id": own_id or self._new_id(),
+            "id": own_id or ID_PREFIX + secrets.token_hex(6),
             "name": name,
             "model": model,
             "asked": asked,
@@ -339,13 +325,16 @@ class CorpusStore:
             await connection.execute(delete(corpus_features).where(at.corpus_id == corpus_id))
             await _change(connection, corpus_id, -int(size or 0))
 
-    async def add_features(self, corpus_id: str, sae: int, rows: Sequence[FeatureRow]) -> None:
-        """Raises:
-        Refusal: CORPORA_FULL, INSUFFICIENT_DISK; CORPUS_NOT_FOUND for one that was deleted meanwhile.
+    async def add_features(self, corpus_id: str, sae: int, results: Mapping[int, bytes]) -> None:
+        """Write the encoded results of some features.
+
+        Raises:
+            Refusal: CORPORA_FULL, INSUFFICIENT_DISK; CORPUS_NOT_FOUND for one that was deleted meanwhile.
         """
+        rows = list(results.items())
         for first in range(0, len(rows), AT_ONCE):
             part = rows[first : first + AT_ONCE]
-            size = sum(len(row.data) for row in part)
+            size = sum(len(data) for _, data in part)
             await self._room.check_disk(size)
             async with self._database.write() as connection:
                 await self._check_room(connection, size)
@@ -353,13 +342,8 @@ class CorpusStore:
                 await connection.execute(
                     insert(corpus_features),
                     [
-                        {
-                            "corpus_id": corpus_id,
-                            "sae": sae,
-                            "feature": row.feature,
-                            "data": row.data,
-                        }
-                        for row in part
+                        {"corpus_id": corpus_id, "sae": sae, "feature": feature, "data": data}
+                        for feature, data in part
                     ],
                 )
 
