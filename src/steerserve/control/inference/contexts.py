@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from io import BytesIO
@@ -15,6 +15,7 @@ from msgspec import structs
 
 from steerserve import messages as m
 from steerserve.control.inference.texts import prompt_of
+from steerserve.control.jobs import Report
 from steerserve.control.residency.resident import Resident
 from steerserve.control.threads import Threads
 from steerserve.errors import Refusal
@@ -257,6 +258,35 @@ class TextSources:
                 _within(made.spans, skipped, len(made.ids)),
             )
             special = NO_TOKENS
+
+
+async def parts_of(cuts: AsyncIterator[Cut], count: int) -> AsyncIterator[list[Cut]]:
+    """The contexts in parts of `count`, of which the last may be shorter."""
+    part: list[Cut] = []
+    async for cut in cuts:
+        part.append(cut)
+        if len(part) == count:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def report_tokens(
+    report: Report, asked: AskedTexts, part: Sequence[Cut], before: int, *, share: float = 1.0
+) -> Callable[[int], None]:
+    """Reports how many tokens are read, from the number of contexts of a part that are read. `before` were read before
+    it, and the reading is this share of the job."""
+    sizes = [cut.size for cut in part]
+
+    def report_read(count: int) -> None:
+        tokens = before + sum(sizes[:count])
+        report(
+            share * tokens / asked.max_tokens,
+            f"{tokens} of at most {asked.max_tokens} tokens are read",
+        )
+
+    return report_read
 
 
 async def _special_tokens(resident: Resident) -> Tokens:

@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,8 @@ from steerserve.control.inference.contexts import (
     Place,
     Texts,
     TextSources,
+    parts_of,
+    report_tokens,
 )
 from steerserve.control.inference.planning import state_of
 from steerserve.control.inference.texts import (
@@ -36,9 +38,9 @@ from steerserve.control.inference.texts import (
     of_pieces,
 )
 from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.models.served import check_layered
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
-from steerserve.control.models.served import check_layered
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.control.threads import Threads
 from steerserve.database.catalog import Clock, ModelRow
@@ -419,26 +421,20 @@ class Captures:
             raise _taken(found, "it was begun with other fields; send these again, or delete it")
 
     async def _run(self, begun: _Begun, writer: CaptureWriter, report: Report) -> CapturedTexts:
+        """Read the texts, and write what is read."""
         ended = Event()
         try:
-            return await self._made(begun, writer, report, ended)
+            texts = await self._open(begun.asked, ended)
+            report(0.0, "the texts are checked")
+            digest = await self._sources.digest(texts())
+            if writer.capture.texts_digest is None:
+                await self._threads.run(writer.set_digest, digest)
+            elif writer.capture.texts_digest != digest:
+                why = "it was begun with other texts; send these again, or delete it"
+                raise _taken(writer.capture, why)
+            await self._capture(begun, writer, texts, report)
         finally:
             ended.set()
-
-    async def _made(
-        self, begun: _Begun, writer: CaptureWriter, report: Report, ended: Event
-    ) -> CapturedTexts:
-        """Read the texts, and write what is read. No text is read once `ended` is set."""
-        asked = begun.asked
-        texts = await self._open(asked, ended)
-        report(0.0, "the texts are checked")
-        digest = await self._sources.digest(texts())
-        if writer.capture.texts_digest is None:
-            await self._threads.run(writer.set_digest, digest)
-        elif writer.capture.texts_digest != digest:
-            why = "it was begun with other texts; send these again, or delete it"
-            raise _taken(writer.capture, why)
-        await self._capture(begun, writer, texts, report)
         last = writer.capture.rows % writer.capture.shard_rows
         await self._room.check_disk(last * writer.capture.row_bytes)
         await finish_edit(self._threads.run(writer.finish, self._now()), lambda: None)
@@ -463,20 +459,7 @@ class Captures:
             asked, place, begun.resident, texts(), is_located=begun.is_located
         )
         async with aclosing(cuts):
-            async for part in _parts(cuts, max(1, min(PART, PART_BYTES // size))):
-                sizes = [cut.size for cut in part]
-
-                def report_read(
-                    count: int,
-                    before: int = writer.capture.tokens,
-                    sizes: Sequence[int] = sizes,
-                ) -> None:
-                    tokens = before + sum(sizes[:count])
-                    report(
-                        tokens / asked.max_tokens,
-                        f"{tokens} of at most {asked.max_tokens} tokens are read",
-                    )
-
+            async for part in parts_of(cuts, max(1, min(PART, PART_BYTES // size))):
                 read = await self._reader.read(
                     [NamedText(cut.name, m.Tokens(cut.ids, spans=cut.spans)) for cut in part],
                     begun.resident,
@@ -489,7 +472,7 @@ class Captures:
                     ),
                     of_pieces(ACTIVATIONS_RAW),
                     check=lambda: check_held(begun.resident, begun.used),
-                    told=report_read,
+                    told=report_tokens(report, asked, part, writer.capture.tokens),
                     is_gentle=True,
                     at_once=max(1, min(TEXTS_AT_ONCE, PART_BYTES // size)),
                 )
@@ -560,17 +543,6 @@ class Captures:
             "created_at": capture.created_at,
             "finished_at": capture.finished_at,
         }
-
-
-async def _parts(cuts: AsyncIterator[Cut], count: int) -> AsyncIterator[list[Cut]]:
-    part: list[Cut] = []
-    async for cut in cuts:
-        part.append(cut)
-        if len(part) == count:
-            yield part
-            part = []
-    if part:
-        yield part
 
 
 def _positions(asked: CaptureRequest) -> int:

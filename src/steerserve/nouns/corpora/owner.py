@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,8 @@ from steerserve.control.inference.contexts import (
     Place,
     Texts,
     TextSources,
+    parts_of,
+    report_tokens,
 )
 from steerserve.control.inference.texts import NamedText, TextReader, of_kind
 from steerserve.control.jobs import Job, Jobs, Report
@@ -307,31 +309,20 @@ class Corpora:
         saes: Sequence[Attachment],
         report: Report,
     ) -> CorpusRecord:
+        """Read the texts of a corpus, and compute its results."""
         ended = Event()
         try:
-            return await self._made(asked, row, resident, saes, report, ended)
+            texts = await self._sources.open(asked, ended)
+            report(0.0, "the texts are checked")
+            digest = await self._sources.digest(texts())
+            if row.digest is None:
+                await self._store.set_digest(row.id, digest)
+            elif row.digest != digest:
+                why = "it was begun with other texts; send these again, or delete it"
+                raise taken(row.name, why, corpus_id=row.id)
+            await self._read(asked, row, resident, saes, texts, report)
         finally:
             ended.set()
-
-    async def _made(
-        self,
-        asked: CorpusRequest,
-        row: CorpusRow,
-        resident: Resident,
-        saes: Sequence[Attachment],
-        report: Report,
-        ended: Event,
-    ) -> CorpusRecord:
-        """Read the texts of a corpus, and compute its results. No text is read once `ended` is set."""
-        texts = await self._sources.open(asked, ended)
-        report(0.0, "the texts are checked")
-        digest = await self._sources.digest(texts())
-        if row.digest is None:
-            await self._store.set_digest(row.id, digest)
-        elif row.digest != digest:
-            why = "it was begun with other texts; send these again, or delete it"
-            raise taken(row.name, why, corpus_id=row.id)
-        await self._read(asked, row, resident, saes, texts, report)
         row = await self._store.get(row.id)
         summary = Summary(self._store, row, asked.examples, self._threads)
         await summary.make(
@@ -353,19 +344,9 @@ class Corpora:
         done = Progress(row.parts, row.next_text, row.next_token, row.tokens, row.counted)
         place = Place(row.next_text, row.next_token, row.tokens)
         async with aclosing(self._sources.cuts(asked, place, resident, texts())) as cuts:
-            async for part in _parts(cuts):
-                sizes = [cut.size for cut in part]
-
-                def report_read(
-                    count: int, before: int = done.tokens, sizes: list[int] = sizes
-                ) -> None:
-                    tokens = before + sum(sizes[:count])
-                    report(
-                        READ_SHARE * tokens / asked.max_tokens,
-                        f"{tokens} of at most {asked.max_tokens} tokens are read",
-                    )
-
-                read = await self._activations(part, resident, saes, report_read)
+            async for part in parts_of(cuts, PART):
+                told = report_tokens(report, asked, part, done.tokens, share=READ_SHARE)
+                read = await self._activations(part, resident, saes, told)
                 after = part[-1].after
                 done = Progress(
                     done.parts + 1,
@@ -415,17 +396,6 @@ def _joined_texts(packed_parts: Sequence[bytes]) -> Iterator[CorpusText]:
             why = f"{place} has a character that is divided among tokens; send its texts"
             raise Refusal("INVALID_PARAMETER", why, param="corpus_id")
         yield place, text
-
-
-async def _parts(cuts: AsyncIterator[Cut]) -> AsyncIterator[list[Cut]]:
-    part: list[Cut] = []
-    async for cut in cuts:
-        part.append(cut)
-        if len(part) == PART:
-            yield part
-            part = []
-    if part:
-        yield part
 
 
 def _attached(resident: Resident, saes: Sequence[ReadSae]) -> list[Attachment]:
