@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 from sqlalchemy import insert, select, update
@@ -45,18 +45,9 @@ class SuggestionStore:
         if features is not None:
             wanted = wanted.where(at.feature_idx.in_(features))
         async with self._database.read() as connection:
-            rows = (await connection.execute(wanted)).all()
+            rows = (await connection.execute(wanted)).mappings().all()
         return [
-            SuggestionRow(
-                row.feature_idx,
-                row.label,
-                row.model,
-                row.score,
-                row.prompt_version,
-                row.created_at,
-                row.accepted,
-            )
-            for row in rows
+            SuggestionRow(**{f.name: row[f.name] for f in fields(SuggestionRow)}) for row in rows
         ]
 
     async def put(
