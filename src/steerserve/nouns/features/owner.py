@@ -318,7 +318,7 @@ class Features:
             return await engine.ask(
                 m.Explore(key=attached.key, features=list(features), nearest=nearest)
             )
-        _check_here(row)
+        check_files(row.id, row.status, row.error_message, "read")
         async with self._reading:
             await asyncio.to_thread(local.resolve_either, row.local_path or "")
             reader = await self._launcher.launch()
@@ -348,13 +348,6 @@ async def promoted(engine: Engine, count: int, question: Callable[[int], m.Promo
         sides = promoting.unpacked(answer.tokens, answer.values, answer.top)
         found += [(_effects(up, answer.texts), _effects(down, answer.texts)) for up, down in sides]
     return found
-
-
-def _check_here(row: SaeRow) -> None:
-    """Raises:
-    Refusal: MODEL_BUSY while the SAE is downloaded, SAE_LOAD_FAILED when its download failed.
-    """
-    check_files(row.id, row.status, row.error_message, "read")
 
 
 def _effects(effects: promoting.Effects, texts: Mapping[int, str]) -> list[TokenEffect]:
