@@ -27,6 +27,7 @@ from steerserve.nouns.captures import owner
 from steerserve.nouns.captures.noun import CAPTURES
 from tests.conftest import Start
 from tests.loopback_hub import LoopbackHub
+from tests.nouns.texts import TEXTS, cut_after
 from tests.service import Running, load_demo, running
 
 PATH = "/api/captures"
@@ -35,12 +36,6 @@ SITES = [
     {"site": "hook_z", "layers": [2], "heads": [4, 0]},
 ]
 ABLATED = {"op": "ablate", "feature": {"index": 1}}
-TEXTS = [
-    "The boat sailed over the waves",
-    "A whale swam near the ship while the sailor saw the lighthouse and the harbour in the rain of the night",
-    "",
-    "The king sat on the throne",
-]
 Array = np.ndarray[Any, Any]
 
 
@@ -283,21 +278,6 @@ def test_captures_are_listed_until_they_are_deleted(live: Running) -> None:
         assert live.error(method, f"{PATH}/{made['id']}")[:2] == (404, "CAPTURE_NOT_FOUND")
 
 
-def cut_after(monkeypatch: pytest.MonkeyPatch, parts: int) -> list[int]:
-    """The model goes before the part after so many parts. Gives the texts of the parts that were read."""
-    monkeypatch.setattr(owner, "PART", 2)
-    read, counted = owner.TextReader.read, []
-
-    async def cut(self: Any, texts: Any, *rest: Any, **named: Any) -> Any:
-        if len(counted) == parts:
-            raise owner.Refusal("MODEL_NOT_LOADED", "the model went")
-        counted.append(len(texts))
-        return await read(self, texts, *rest, **named)
-
-    monkeypatch.setattr(owner.TextReader, "read", cut)
-    return counted
-
-
 def test_a_capture_that_was_cut_goes_on_where_it_was(
     live: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +286,8 @@ def test_a_capture_that_was_cut_goes_on_where_it_was(
     expected = folder(live, whole["id"], tmp_path / "whole")
     live.data("DELETE", f"{PATH}/{whole['id']}")
     with monkeypatch.context() as patch:
-        assert cut_after(patch, 1) == []
+        patch.setattr(owner, "PART", 2)
+        cut_after(patch, 1)
         refused = live.error("POST", f"{PATH}?wait=true", body(shard_mb=1))
     assert refused[1] == "MODEL_NOT_LOADED"
     (stopped,) = live.data("GET", PATH)["captures"]

@@ -19,16 +19,11 @@ from steerserve.files.model_content import ReadingEnded
 from steerserve.nouns.corpora import owner
 from steerserve.rules.inference import corpus_texts
 from tests.conftest import Start
+from tests.nouns.texts import TEXTS, cut_after
 from tests.service import Running, add_sae, load_demo
 
 PATH = "/api/corpora"
 CONTEXT = 16
-TEXTS = [
-    "The boat sailed over the waves",
-    "A whale swam near the ship while the sailor saw the lighthouse and the harbour in the rain of the night",
-    "",
-    "The king sat on the throne",
-]
 Values = dict[int, dict[tuple[int, int], float]]
 """Feature -> the activation at each position of each text."""
 
@@ -135,17 +130,8 @@ def test_a_corpus_that_was_cut_goes_on_where_it_was(
     feature = next(i for i in range(1024) if statistics(live, i)["density"] > 0.1)
     expected = statistics(live, feature)
     live.data("DELETE", f"{PATH}/{whole['id']}")
-    asked: list[int] = []
-    activations = owner.Corpora._activations
-
-    async def cut(self: Any, part: Any, *rest: Any) -> Any:
-        if asked:
-            raise owner.Refusal("MODEL_NOT_LOADED", "the model went")
-        asked.append(len(part))
-        return await activations(self, part, *rest)
-
     with monkeypatch.context() as patch:
-        patch.setattr(owner.Corpora, "_activations", cut)
+        asked = cut_after(patch, 1)
         assert live.error("POST", f"{PATH}?wait=true", body())[1] == "MODEL_NOT_LOADED"
     (stopped,) = live.data("GET", PATH)["corpora"]
     assert (stopped["state"], asked) == ("stopped", [2])

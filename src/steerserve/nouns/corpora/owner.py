@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,6 @@ from steerserve import messages as m
 from steerserve.control.inference.contexts import (
     READERS,
     AskedTexts,
-    Cut,
     Place,
     Texts,
     TextSources,
@@ -86,6 +85,16 @@ class CorpusRequest(AskedTexts):
         """What must be the same when a corpus is carried on, apart from its texts."""
         said = {"max_tokens": self.max_tokens, "context": self.context, "examples": self.examples}
         return {"source": msgspec.to_builtins(self.source), **said}
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A corpus that is read on the resident model, and the attachments of its SAEs."""
+
+    asked: CorpusRequest
+    row: CorpusRow
+    resident: Resident
+    saes: Sequence[Attachment]
 
 
 class Corpora:
@@ -212,7 +221,8 @@ class Corpora:
             else:
                 self._check_same(row, asked)
             saes = _attached(resident, await self._store.saes(row.id))
-            job = self._jobs.start(KIND, partial(self._run, asked, row, resident, saes))
+            begun = _Begun(asked, row, resident, saes)
+            job = self._jobs.start(KIND, partial(self._run, begun))
             self._reading[row.id] = job
         return job
 
@@ -301,18 +311,11 @@ class Corpora:
             why = "it was begun with other fields; send these again, or delete it"
             raise taken(row.name, why, corpus_id=row.id)
 
-    async def _run(
-        self,
-        asked: CorpusRequest,
-        row: CorpusRow,
-        resident: Resident,
-        saes: Sequence[Attachment],
-        report: Report,
-    ) -> CorpusRecord:
+    async def _run(self, begun: _Begun, report: Report) -> CorpusRecord:
         """Read the texts of a corpus, and compute its results."""
-        ended = Event()
+        row, ended = begun.row, Event()
         try:
-            texts = await self._sources.open(asked, ended)
+            texts = await self._sources.open(begun.asked, ended)
             report(0.0, "the texts are checked")
             digest = await self._sources.digest(texts())
             if row.digest is None:
@@ -320,33 +323,34 @@ class Corpora:
             elif row.digest != digest:
                 why = "it was begun with other texts; send these again, or delete it"
                 raise taken(row.name, why, corpus_id=row.id)
-            await self._read(asked, row, resident, saes, texts, report)
+            await self._read(begun, texts, report)
         finally:
             ended.set()
         row = await self._store.get(row.id)
-        summary = Summary(self._store, row, asked.examples, self._threads)
+        summary = Summary(self._store, row, begun.asked.examples, self._threads)
         await summary.make(
             lambda share: report(READ_SHARE + (1 - READ_SHARE) * share, "the results are computed")
         )
         self._results.forget()
         return await self._record(await self._store.get(row.id))
 
-    async def _read(
-        self,
-        asked: CorpusRequest,
-        row: CorpusRow,
-        resident: Resident,
-        saes: Sequence[Attachment],
-        texts: Texts,
-        report: Report,
-    ) -> None:
+    async def _read(self, begun: _Begun, texts: Texts, report: Report) -> None:
         """Read what is left of a corpus, and write each part."""
+        asked, row, resident, saes = begun.asked, begun.row, begun.resident, begun.saes
+        goal = m.ReadActivations(keys=[one.key for one in saes])
         done = Progress(row.parts, row.next_text, row.next_token, row.tokens, row.counted)
         place = Place(row.next_text, row.next_token, row.tokens)
         async with aclosing(self._sources.cuts(asked, place, resident, texts())) as cuts:
             async for part in parts_of(cuts, PART):
-                told = report_tokens(report, asked, part, done.tokens, share=READ_SHARE)
-                read = await self._activations(part, resident, saes, told)
+                read = await self._reader.read(
+                    [NamedText(cut.name, m.Tokens(cut.ids)) for cut in part],
+                    resident,
+                    m.Request(goal=goal, prompts=(), client=KIND),
+                    of_kind(m.ActivationsRead),
+                    check=lambda: check_held(resident, saes),
+                    told=report_tokens(report, asked, part, done.tokens, share=READ_SHARE),
+                    is_gentle=True,
+                )
                 after = part[-1].after
                 done = Progress(
                     done.parts + 1,
@@ -362,24 +366,6 @@ class Corpora:
                     for i in range(len(saes))
                 ]
                 await self._store.add_part(row.id, contexts, activations, done)
-
-    async def _activations(
-        self,
-        part: Sequence[Cut],
-        resident: Resident,
-        saes: Sequence[Attachment],
-        told: Callable[[int], None],
-    ) -> list[m.ActivationsRead]:
-        keys = [one.key for one in saes]
-        return await self._reader.read(
-            [NamedText(cut.name, m.Tokens(cut.ids)) for cut in part],
-            resident,
-            m.Request(goal=m.ReadActivations(keys=keys), prompts=(), client=KIND),
-            of_kind(m.ActivationsRead),
-            check=lambda: check_held(resident, saes),
-            told=told,
-            is_gentle=True,
-        )
 
 
 def _joined_texts(packed_parts: Sequence[bytes]) -> Iterator[CorpusText]:
