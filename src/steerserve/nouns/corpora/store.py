@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -218,13 +218,7 @@ class CorpusStore:
                 await connection.execute(insert(corpora).values(values))
                 await connection.execute(
                     insert(corpus_saes),
-                    [
-                        {
-                            "corpus_id": values["id"],
-                            **{f.name: getattr(one, f.name) for f in fields(one)},
-                        }
-                        for one in saes
-                    ],
+                    [{"corpus_id": values["id"], **asdict(one)} for one in saes],
                 )
         except IntegrityError:
             raise taken(name) from None
@@ -272,10 +266,9 @@ class CorpusStore:
         size = len(contexts) + sum(map(len, activations))
         await self._room.check_disk(size)
         number = progress.parts - 1
-        changes = {f.name: getattr(progress, f.name) for f in fields(progress)}
         async with self._database.write() as connection:
             await self._check_room(connection, size)
-            await _change(connection, corpus_id, size, **changes)
+            await _change(connection, corpus_id, size, **asdict(progress))
             await connection.execute(
                 insert(corpus_parts).values(corpus_id=corpus_id, number=number, contexts=contexts)
             )
@@ -319,11 +312,9 @@ class CorpusStore:
         """Delete the results of a summary that was cut."""
         at = corpus_features.c
         async with self._database.write(frees=True) as connection:
-            size = await connection.scalar(
-                select(func.sum(func.length(at.data))).where(at.corpus_id == corpus_id)
-            )
+            size = await _size(connection, corpus_features, corpus_id)
             await connection.execute(delete(corpus_features).where(at.corpus_id == corpus_id))
-            await _change(connection, corpus_id, -int(size or 0))
+            await _change(connection, corpus_id, -size)
 
     async def add_features(self, corpus_id: str, sae: int, results: Mapping[int, bytes]) -> None:
         """Write the encoded results of some features.
@@ -355,10 +346,8 @@ class CorpusStore:
         """
         at = corpus_activations.c
         async with self._database.write() as connection:
-            freed = await connection.scalar(
-                select(func.sum(func.length(at.data))).where(at.corpus_id == corpus_id)
-            )
-            size = sum(len(part) for one in results.values() for part in one) - int(freed or 0)
+            freed = await _size(connection, corpus_activations, corpus_id)
+            size = sum(len(part) for one in results.values() for part in one) - freed
             await _change(connection, corpus_id, size, finished_at=self._now())
             for number, (maxima, counts) in results.items():
                 await connection.execute(
@@ -448,6 +437,13 @@ async def _discard(connection: AsyncConnection, corpus_id: str) -> bool:
     for table in _PARTS:
         await connection.execute(delete(table).where(table.c.corpus_id == corpus_id))
     return bool(found.rowcount)
+
+
+async def _size(connection: AsyncConnection, table: Table, corpus_id: str) -> int:
+    """The bytes that a corpus has in the column `data` of a table."""
+    size = func.sum(func.length(table.c.data))
+    found = await connection.scalar(select(size).where(table.c.corpus_id == corpus_id))
+    return int(found or 0)
 
 
 async def _change(
