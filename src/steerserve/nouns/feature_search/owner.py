@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -15,6 +14,7 @@ from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.errors import Refusal
 from steerserve.messages.spelling import Spell
 from steerserve.nouns.contrasts.owner import pooled_values
+from steerserve.nouns.corpora.rules import groups
 from steerserve.nouns.features.form import FeatureSearch, SimilarFeature
 from steerserve.nouns.features.owner import Features
 from steerserve.parts.pool.form import POOL, Pool, Pooled
@@ -128,16 +128,11 @@ def _ordered(
 def _places(read: m.FeatureValues, values: Mapping[int, float]) -> dict[int, int]:
     """The position of each of these activations: the one where the feature is nearest to it. Both were read in passes
     of their own, which may differ in the last digits, so a value near 0 may be missing in the second one."""
-    features = struct.unpack(f"<{len(read.features) // 4}I", read.features)
-    counts = struct.unpack(f"<{len(read.counts) // 4}I", read.counts)
-    positions = struct.unpack(f"<{len(read.positions) // 4}I", read.positions)
-    numbers = struct.unpack(f"<{len(read.values) // 4}f", read.values)
-    places, first = {}, 0
-    for feature, count in zip(features, counts, strict=True):
-        if feature in values:
-            some = range(first, first + count)
-            wanted = values[feature]
-            nearest = min(some, key=lambda at, wanted=wanted: abs(numbers[at] - wanted))  # type: ignore[misc]
-            places[feature] = positions[nearest]
-        first += count
+    found = groups(read.features, read.counts, read.positions, read.values)
+    places = {}
+    for feature, value in values.items():
+        some = found.places_of(feature)
+        if some:
+            away = {at: abs(found.values[at] - value) for at in some}
+            places[feature] = found.positions[min(away, key=away.__getitem__)]
     return places
