@@ -43,7 +43,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.control.threads import Threads
-from steerserve.database.catalog import Clock, ModelRow
+from steerserve.database.catalog import Clock
 from steerserve.database.room import DocumentRoom
 from steerserve.errors import Refusal
 from steerserve.files import captures as files
@@ -134,8 +134,8 @@ class CaptureRequest(AskedTexts):
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A capture on the resident model: what is read there, how it is steered, and the attached SAEs that its edits
-    use."""
+    """A capture on the resident model: what is read there, how it is steered, the attached SAEs that its edits use, and
+    the digest of the steering, which is None where nothing is edited."""
 
     asked: CaptureRequest
     resident: Resident
@@ -143,6 +143,7 @@ class _Begun:
     plan: m.Plan
     used: Sequence[Attachment]
     is_located: bool
+    state: str | None
 
 
 class Captures:
@@ -263,8 +264,7 @@ class Captures:
         """
         check_written(asked.name, "name")
         resident = self._conductor.loaded()
-        row = resident.row
-        check_layered(row)
+        check_layered(resident.row)
         _, facts = resident.running()
         asked.check_context(facts)
         await self._check_room(0)
@@ -272,10 +272,10 @@ class Captures:
             await self._sources.check_source(asked.source)
         else:
             await self._corpora.get(asked.said.corpus_id)
-        begun, state = await self._begin(asked, resident)
+        begun = await self._begin(asked, resident)
         sites = await self._sites(begun)
         async with self._starting:
-            capture = await self._recorded(asked, row, state, sites)
+            capture = await self._recorded(begun, sites)
             writer = await self._threads.run(CaptureWriter, self._folders, capture)
             job = self._jobs.start(KIND, partial(self._run, begun, writer))
             self._reading[capture.id] = job
@@ -283,11 +283,9 @@ class Captures:
 
     # ------------------------------------------------------------- inside
 
-    async def _begin(self, asked: CaptureRequest, resident: Resident) -> tuple[_Begun, str | None]:
-        """The capture on the resident model, and which steering it has; None where nothing is edited.
-
-        Raises:
-            Refusal: as `start`.
+    async def _begin(self, asked: CaptureRequest, resident: Resident) -> _Begun:
+        """Raises:
+        Refusal: as `start`.
         """
         attached = list(resident.attachments.values())
         model = facts_of(resident, {})
@@ -310,7 +308,7 @@ class Captures:
         )
         is_located = bool(asked.positions.roles)
         if asked.steering is None:
-            return _Begun(asked, resident, reads, m.Suppressed(), [], is_located), None
+            return _Begun(asked, resident, reads, m.Suppressed(), [], is_located, None)
         own = await self._parts.with_vectors(asked.steering)
         own = await self._parts.with_sources(own, resident, KIND)
         model = facts_of(resident, await self._parts.largest(own, attached))
@@ -322,7 +320,7 @@ class Captures:
         used = [one for one in attached if one.key in keys]
         is_located |= any(edit.positions.roles for edit in edits)
         state = state_of(resident, values, edits, modifiers=own.modifiers)
-        return _Begun(asked, resident, reads, plan, used, is_located), state
+        return _Begun(asked, resident, reads, plan, used, is_located, state)
 
     async def _sites(self, begun: _Begun) -> list[StoredSite]:
         """The sites, as the engine has them. It reads one token, so that what the model does not have is refused before
@@ -369,22 +367,17 @@ class Captures:
             details: dict[str, object] = {"positions": positions, "numbers": numbers}
             raise Refusal("INVALID_PARAMETER", why, param="context", max_bytes=most, **details)
 
-    async def _recorded(
-        self,
-        asked: CaptureRequest,
-        row: ModelRow,
-        state: str | None,
-        sites: list[StoredSite],
-    ) -> Capture:
+    async def _recorded(self, begun: _Begun, sites: list[StoredSite]) -> Capture:
         """The record of a new capture, or of the one to carry on.
 
         Raises:
             Refusal: CAPTURE_ALREADY_EXISTS, INSUFFICIENT_DISK.
         """
+        asked, row = begun.asked, begun.resident.row
         every = await self._threads.run(self._folders.all)
         found = next((one for one in every if one.name == asked.name), None)
         if found is not None:
-            self._check_same(found, asked, row, state)
+            self._check_same(found, begun)
             return found
         capture = Capture(
             id=f"capture_{secrets.token_hex(6)}",
@@ -392,7 +385,7 @@ class Captures:
             created_at=self._now(),
             model=row.name,
             model_digest=row.content_digest,
-            steering_state=state,
+            steering_state=begun.state,
             asked=asked.lasting,
             dtype=asked.dtype,
             sites=sites,
@@ -400,15 +393,13 @@ class Captures:
         await self._threads.run(self._folders.add, capture)
         return capture
 
-    def _check_same(
-        self, found: Capture, asked: CaptureRequest, row: ModelRow, state: str | None
-    ) -> None:
+    def _check_same(self, found: Capture, begun: _Begun) -> None:
         """Check that a capture can be carried on by this request.
 
         Raises:
             Refusal: CAPTURE_ALREADY_EXISTS.
         """
-        job = self._reading.get(found.id)
+        row, job = begun.resident.row, self._reading.get(found.id)
         if found.finished_at is not None:
             raise _taken(found)
         if job is not None and not job.over.is_set():
@@ -416,8 +407,8 @@ class Captures:
         digests = (None, row.content_digest, *row.content_aliases)
         if found.model != row.name or found.model_digest not in digests:
             raise _taken(found, "it was begun with another model; load that one, or delete it")
-        is_same = found.model_digest != row.content_digest or found.steering_state == state
-        if found.asked != asked.lasting or not is_same:
+        is_same = found.model_digest != row.content_digest or found.steering_state == begun.state
+        if found.asked != begun.asked.lasting or not is_same:
             raise _taken(found, "it was begun with other fields; send these again, or delete it")
 
     async def _run(self, begun: _Begun, writer: CaptureWriter, report: Report) -> CapturedTexts:
@@ -529,7 +520,7 @@ class Captures:
             "model_digest": capture.model_digest,
             "steering_state": capture.steering_state,
             "texts_digest": capture.texts_digest,
-            "sites": [_described(one) for one in capture.sites],
+            "sites": msgspec.convert(capture.sites, list[CapturedSite], from_attributes=True),
             "positions": asked["positions"],
             "dtype": capture.dtype,
             "max_tokens": asked["max_tokens"],
@@ -559,18 +550,6 @@ def _site(asked: RawSite, read: RawValues) -> StoredSite:
         heads=None if asked.heads is None else list(asked.heads),
         width=math.prod(read.shape),
         module_path=read.path,
-    )
-
-
-def _described(site: StoredSite) -> CapturedSite:
-    return CapturedSite(
-        tensor=site.tensor,
-        site=site.site,
-        layer=site.layer,
-        heads=site.heads,
-        width=site.width,
-        module_path=site.module_path,
-        norm=site.norm,
     )
 
 

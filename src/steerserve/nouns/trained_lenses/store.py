@@ -49,7 +49,7 @@ class LensRow(LensRecord, frozen=True, kw_only=True):
     @property
     def record(self) -> LensRecord:
         """The lens as it is answered."""
-        return LensRecord(**{name: getattr(self, name) for name in LensRecord.__struct_fields__})
+        return msgspec.convert(self, LensRecord, from_attributes=True)
 
 
 def new_lens_id() -> str:
