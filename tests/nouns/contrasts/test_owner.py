@@ -1,13 +1,8 @@
-"""Contrasts as parts of a job: behind the requests, and ended with the model or the SAE."""
+"""Contrasts as parts of a job: behind the requests, and ended with the SAE."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-import pytest
-
 from steerserve.control.inference.texts import TEXTS_AT_ONCE
-from steerserve.control.jobs import Job
 from steerserve.nouns.contrasts.form import Contrast
 from steerserve.nouns.contrasts.noun import CONTRASTS
 from steerserve.nouns.contrasts.owner import ContrastRequest
@@ -35,13 +30,6 @@ ASKED = ContrastRequest(
 async def attached(world: World) -> None:
     await world.loaded()
     await soon(world.attachments.attach(await world.sae(), 1))
-
-
-async def ended(job: Job) -> str:
-    """The code with which a job has failed."""
-    await soon(job.over.wait())
-    assert job.facts.error is not None
-    return job.facts.error.code
 
 
 async def test_the_job_reads_all_texts_in_parts(world: World) -> None:
@@ -85,36 +73,16 @@ async def crashed(world: World) -> None:
     world.launcher.engine.die()
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        (detached, "SAE_NOT_ATTACHED"),
-        (unloaded, "MODEL_BUSY"),
-        (crashed, "ENGINE_UNAVAILABLE"),
-    ],
-)
-async def test_the_job_ends_typed_with_what_it_needs(
-    world: World, change: Callable[[World], Awaitable[None]], code: str
-) -> None:
+async def test_the_job_ends_typed_with_its_sae(world: World) -> None:
     await attached(world)
     gate = world.launcher.hold("pool")
     job = world.owner(CONTRASTS).start(ASKED)
     await soon(gate.reached.wait())
-    changing = world.begin(change(world))
+    changing = world.begin(detached(world))
     await turns()  # the change waits for the part of the job that runs
     gate.open.set()
     await soon(changing)
-    assert await ended(job) == code
+    await soon(job.over.wait())
+    assert job.facts.error is not None
+    assert job.facts.error.code == "SAE_NOT_ATTACHED"
     assert world.launcher.log.count("pool") == 1
-
-
-async def test_a_cancelled_job_reads_no_further(world: World) -> None:
-    await attached(world)
-    gate = world.launcher.hold("pool")
-    job = world.owner(CONTRASTS).start(ASKED)
-    await soon(gate.reached.wait())
-    await soon(world.jobs.drop(job.id))
-    assert job.facts.state == "cancelled"
-    gate.open.set()
-    assert world.launcher.log.count("pool") == 1
-    assert world.queue.counts().holding == 0

@@ -12,7 +12,8 @@ from steerserve.nouns.trainings.noun import TRAININGS
 from steerserve.nouns.trainings.owner import Example
 from steerserve.rules.steering.levers import LeverPlace, Measured
 from tests.doubles import World
-from tests.nouns.trainings.test_owner import ASKED, crashed, unloaded
+from tests.nouns.contrasts.test_owner import crashed, unloaded
+from tests.nouns.trainings.test_owner import ASKED
 from tests.waiting import soon, turns
 
 MEASURED = replace(ASKED, is_measured=True)

@@ -67,19 +67,6 @@ async def test_a_large_sweep_runs_in_parts(world: World, monkeypatch: pytest.Mon
     assert world.launcher.log.count("patches") == 3
 
 
-async def test_a_sweep_ends_with_its_engine(world: World) -> None:
-    await world.loaded()
-    gate = world.launcher.hold("patches")
-    job = await world.owner(PATCHES).start(ASKED)
-    await soon(gate.reached.wait())
-    world.launcher.engine.die()
-    gate.open.set()
-    await soon(job.over.wait())
-    assert job.facts.error is not None
-    assert job.facts.error.code in {"ENGINE_UNAVAILABLE", "MODEL_NOT_LOADED"}
-    assert world.queue.counts().holding == 0
-
-
 async def test_a_sweep_needs_a_loaded_model(world: World) -> None:
     assert (await refused(world.owner(PATCHES).start(ASKED))).code == "MODEL_NOT_LOADED"
 

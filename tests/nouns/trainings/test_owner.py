@@ -1,8 +1,7 @@
-"""Trainings as jobs: what is stored, and that nothing is where the work ends before."""
+"""Trainings as jobs: what is stored, and what is refused before a text is read."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from steerserve.nouns.trainings.owner import Example, TrainingRequest
 from tests.control.conftest import refused
 from tests.doubles import World
 from tests.scripted_answers import HIDDEN
-from tests.waiting import soon, turns
+from tests.waiting import soon
 
 ASKED = TrainingRequest(
     name="calm",
@@ -82,50 +81,6 @@ async def test_a_probe_in_memory_is_found_without_the_database(world: World) -> 
     assert (found.best_layer, found.biases) == (0, (0.0, 0.0))
     await world.database.close()
     assert await world.probes.find(job.result.id) == found
-
-
-async def unloaded(world: World) -> None:
-    await world.conductor.unload(world.resident.row.id)
-
-
-async def crashed(world: World) -> None:
-    world.launcher.engine.die()
-
-
-@pytest.mark.parametrize("step", ["states", "fit"])
-@pytest.mark.parametrize(
-    ("change", "codes"),
-    [
-        (unloaded, {"MODEL_BUSY", "MODEL_NOT_LOADED", "ENGINE_UNAVAILABLE"}),
-        (crashed, {"ENGINE_UNAVAILABLE"}),
-    ],
-)
-async def test_the_job_ends_typed_with_the_model_and_stores_nothing(
-    world: World, step: str, change: Callable[[World], Awaitable[None]], codes: set[str]
-) -> None:
-    await world.loaded()
-    gate = world.launcher.hold(step)
-    job = await world.owner(TRAININGS).start(ASKED)
-    await soon(gate.reached.wait())
-    changing = world.begin(change(world))
-    await turns()  # an unload waits for the part of the job that runs
-    gate.open.set()
-    await soon(changing)
-    await soon(job.over.wait())
-    assert job.facts.error is not None
-    assert job.facts.error.code in codes
-    assert (await refused(world.vectors.get("calm"))).code == "VECTOR_NOT_FOUND"
-
-
-async def test_a_cancelled_job_stores_nothing(world: World) -> None:
-    await world.loaded()
-    gate = world.launcher.hold("fit")
-    job = await world.owner(TRAININGS).start(ASKED)
-    await soon(gate.reached.wait())
-    await soon(world.jobs.drop(job.id))
-    assert job.facts.state == "cancelled"
-    gate.open.set()
-    assert (await refused(world.vectors.get("calm"))).code == "VECTOR_NOT_FOUND"
 
 
 async def test_reading_takes_turns_with_requests(
