@@ -10,40 +10,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.service import Running, add_model, running
-from tests.worker import models
-from tests.worker.rows.reference_streams import Reference, reference
-from tests.worker.running import with_bos
+from tests.nouns.small import LAYERS, SmallModel
+from tests.service import Running, running
 
 PATH = "/api/patches"
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 CLEAN, CORRUPT = "the boats were coming home", "the other were coming home"
 TARGET, AGAINST = 7, 9
 DIFFERENCE = {"kind": "logit_difference", "target_token": TARGET, "against_token": AGAINST}
-LAYERS, HEADS = 2, 4
+HEADS = 4
 
 
-class Swept:
-    """A service with a small model, and the same model in float64."""
+class Swept(SmallModel):
+    """A small model, and two texts that are patched into each other."""
 
     def __init__(self, live: Running, folder: Path) -> None:
-        self.live = live
-        path = with_bos(models.save("llama", folder / "model"), TEMPLATE)
-        self.reference: Reference = reference("llama", path)
-        self.model_id = add_model(live, path, "small")
-        self.live.data("POST", f"/api/models/{self.model_id}/load?wait=true")
+        super().__init__(live, folder)
         self.clean, self.corrupt = self._alike()
 
     def _alike(self) -> tuple[str, str]:
         """Two texts of equally many tokens."""
-        clean = self.ids(CLEAN)
+        clean = self.ids(text=CLEAN)
         corrupt = [*clean[:2], clean[4], clean[5], *clean[4:]]
         text = self.live.data("POST", "/api/detokenize", {"ids": corrupt[1:]})["text"]
-        assert len(self.ids(text)) == len(clean)
+        assert len(self.ids(text=text)) == len(clean)
         return CLEAN, text
-
-    def ids(self, text: str) -> list[int]:
-        return list(self.live.data("POST", "/api/tokenize", {"text": text})["ids"])
 
     def sweep(self, **body: Any) -> dict[str, Any]:
         asked = {"clean": self.clean, "corrupt": self.corrupt, "sites": ["resid_post"]}
@@ -96,7 +86,7 @@ def near(value: Any) -> Any:
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 def test_a_sweep_equals_a_loop_of_hooks(swept: Swept, direction: str) -> None:
     found = swept.sweep(direction=direction)
-    clean, corrupt = swept.ids(swept.clean), swept.ids(swept.corrupt)
+    clean, corrupt = swept.ids(text=swept.clean), swept.ids(text=swept.corrupt)
     ends = [difference(swept.logits(ids)) for ids in (clean, corrupt)]
     assert [found["clean"], found["corrupt"]] == near(ends)
     base, source = (corrupt, clean) if direction == "denoise" else (clean, corrupt)
@@ -123,7 +113,7 @@ def test_equal_texts_give_exactly_0(swept: Swept) -> None:
 
 def test_metrics_are_those_of_the_next_token(swept: Swept) -> None:
     clean, corrupt = (
-        swept.logits(swept.ids(text)).log_softmax(-1) for text in (swept.clean, swept.corrupt)
+        swept.logits(swept.ids(text=text)).log_softmax(-1) for text in (swept.clean, swept.corrupt)
     )
     found = swept.sweep(metric={"kind": "logprob", "target_token": TARGET}, positions=[-1])
     assert [found["clean"], found["corrupt"]] == near(
@@ -138,7 +128,7 @@ def test_metrics_are_those_of_the_next_token(swept: Swept) -> None:
 
 
 def test_cells_are_places_times_groups(swept: Swept) -> None:
-    count = len(swept.ids(swept.clean))
+    count = len(swept.ids(text=swept.clean))
     found = swept.sweep(sites=["hook_z"], layers=[1], positions=[[1, 2], [-1]], heads="each")
     places = [(one["layer"], one["head"], one["positions"]) for one in found["cells"]]
     assert places == [(1, head, at) for head in range(HEADS) for at in ([1, 2], [count - 1])]
@@ -149,8 +139,8 @@ def test_cells_are_places_times_groups(swept: Swept) -> None:
 
 def test_texts_of_different_lengths_are_aligned(swept: Swept) -> None:
     longer = f"{swept.clean} again"
-    size = len(swept.ids(longer))
-    count = len(swept.ids(swept.corrupt))
+    size = len(swept.ids(text=longer))
+    count = len(swept.ids(text=swept.corrupt))
     code, details = swept.refused(clean=longer)
     assert (code, details["param"]) == ("INVALID_PARAMETER", "corrupt")
     assert (details["clean_tokens"], details["corrupt_tokens"]) == (size, count)
@@ -195,7 +185,7 @@ def test_a_sweep_that_is_too_large_is_refused_with_its_arithmetic(tmp_path: Path
     with running(tmp_path / "home", patches_max_tokens=200) as live:
         small = Swept(live, tmp_path)
         code, details = small.refused(sites=["resid_pre", "resid_post"])
-        tokens = len(small.ids(small.clean))
+        tokens = len(small.ids(text=small.clean))
         assert code == "INVALID_PARAMETER"
         assert details == {
             "param": "positions",

@@ -17,15 +17,11 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from tests.service import Running, add_model, running
-from tests.worker import models
-from tests.worker.rows.reference_streams import Reference, reference
-from tests.worker.running import with_bos
+from tests.nouns.small import LAYERS, SmallModel
+from tests.service import Running, running
 from tests.worker.saes import arrays, config_v6, write
 
 TRAIN, PROBES = "/api/vectors/train", "/api/probes"
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-LAYERS = 2
 Floats = NDArray[np.float64]
 
 SEA = "the boats were coming home and the fishermen stood there".split()
@@ -45,19 +41,12 @@ PAIRS = [
 ]
 
 
-class Trained:
-    """A service with a small model, and the same model in float64."""
+class Trained(SmallModel):
+    """A small model, and what is trained on it."""
 
     def __init__(self, live: Running, folder: Path) -> None:
-        self.live = live
-        path = with_bos(models.save("llama", folder / "model"), TEMPLATE)
-        self.reference: Reference = reference("llama", path)
-        self.model_id = add_model(live, path, "small")
-        self.load()
+        super().__init__(live, folder)
         self._names = 0
-
-    def load(self) -> None:
-        self.live.data("POST", f"/api/models/{self.model_id}/load?wait=true")
 
     def train(self, path: str = TRAIN, **body: Any) -> dict[str, Any]:
         self._names += 1
@@ -66,9 +55,6 @@ class Trained:
         job = self.live.data("POST", f"{path}?wait=true", body)["job"]
         assert (job["state"], job["error"], job["progress"]) == ("done", None, 1.0)
         return dict(job["result"])
-
-    def ids(self, **text: Any) -> list[int]:
-        return list(self.live.data("POST", "/api/tokenize", text)["ids"])
 
     def states(self, ids: Sequence[int], positions: Sequence[int]) -> Floats:
         """The stream [layers, width] as the mean over positions."""
