@@ -39,12 +39,6 @@ def inline(name: str = "calm", *directions: dict[str, Any], **fields: Any) -> di
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[LoopbackHub]:
-    with LoopbackHub() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def service(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(tmp_path_factory.mktemp("home"), hf_endpoint=hub.url) as live:
         yield live

@@ -25,12 +25,6 @@ REPO = "acme/tiny-stories"
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[LoopbackHub]:
-    with LoopbackHub() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def service(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One service for all tests of this file."""
     home = tmp_path_factory.mktemp("home")

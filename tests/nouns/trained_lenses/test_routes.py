@@ -27,12 +27,6 @@ SENTINEL = "hf_SentinelTokenThatNobodyElseMaySee"
 
 
 @pytest.fixture(scope="module")
-def hub() -> Iterator[LoopbackHub]:
-    with LoopbackHub() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def live(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     home = tmp_path_factory.mktemp("home")
     settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
