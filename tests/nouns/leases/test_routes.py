@@ -14,7 +14,7 @@ import pytest
 
 from steerserve import demo
 from tests.conftest import Start
-from tests.service import JSON, Running, load_demo
+from tests.service import JSON, Running, add_model, load_demo
 
 TERMS = {"holder": "nightly", "reason": "evaluation of the month"}
 STATUS = {
@@ -220,14 +220,7 @@ def test_a_lease_is_seen_in_the_records_and_in_the_health(
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    folder = tmp_path / "other"
-    shutil.copytree(demo.MODEL_DIR, folder)
-    return folder
-
-
-def add_other(live: Running, folder: Path) -> int:
-    body = {"source": "local", "local_path": str(folder)}
-    return int(live.data("POST", "/api/models", body, 202)["id"])
+    return shutil.copytree(demo.MODEL_DIR, tmp_path / "other")
 
 
 def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx2.Response:
@@ -242,7 +235,7 @@ def ask_other(live: Running, lease: str | None = None, **headers: str) -> httpx2
     "models.37 states.20 model-errors.8 model-errors.9 model-errors.11",
 )
 def test_a_lease_stands_against_every_swap_but_the_holders(bare: Running, other: Path) -> None:
-    first, second = load_demo(bare), add_other(bare, other)
+    first, second = load_demo(bare), add_model(bare, other)
     path = f"/api/models/{first}/lease"
     status, code, details = bare.error("POST", f"/api/models/{second}/lease", TERMS)
     assert (status, code) == (409, "MODEL_NOT_RESIDENT")
@@ -300,7 +293,7 @@ def test_a_lease_stands_against_every_swap_but_the_holders(bare: Running, other:
 
 @pytest.mark.shows("models.6", "models.7", "models.23", "states.20")
 def test_the_holder_loads_and_unloads_over_the_management(bare: Running, other: Path) -> None:
-    first, second = load_demo(bare), add_other(bare, other)
+    first, second = load_demo(bare), add_model(bare, other)
     lease_id = bare.data("POST", f"/api/models/{first}/lease", TERMS, 201)["lease_id"]
     answer = call(bare, "POST", f"/api/models/{second}/load?wait=true", lease=lease_id)
     assert (answer.status_code, answer.json()["data"]["status"]) == (200, "loaded")
@@ -328,7 +321,7 @@ def test_the_id_is_told_once_and_written_nowhere(
     told: list[str] = []
     with start(log_level="DEBUG", log_format="json") as live:
         first = load_demo(live)
-        add_other(live, other)
+        add_model(live, other)
         live.service.owners.bus.subscribe(lambda event: told.append(repr(event)))
         path = f"/api/models/{first}/lease"
         secret = live.data("POST", path, TERMS, 201)["lease_id"]

@@ -16,7 +16,7 @@ import pytest
 import socketio
 
 from steerserve import demo
-from tests.loopback_hub import LoopbackHub
+from tests.loopback_hub import Fault, LoopbackHub
 from tests.service import Running, add_model, running
 
 SENTINEL = "hf_SentinelTokenThatNobodyElseMaySee"
@@ -87,6 +87,21 @@ def add(live: Running, **fields: Any) -> dict[str, Any]:
     return live.data("POST", "/api/models", body(**fields), 202)
 
 
+def add_held(live: Running, hub: LoopbackHub) -> tuple[dict[str, Any], Fault]:
+    """A model whose download stands still, and what holds it."""
+    fault = hub.fault("/model.safetensors", hold=100)
+    row = add(live)
+    assert fault.held.wait(30)
+    return row, fault
+
+
+def add_whole(live: Running, events: Events, **fields: Any) -> dict[str, Any]:
+    """A model as it was answered, once it is downloaded."""
+    row = add(live, **fields)
+    events.until("model:download:complete")
+    return row
+
+
 def model_files(live: Running) -> list[Path]:
     """The files of models that are on this machine."""
     found = [p for p in live.service.settings.model_cache_dir.rglob("*") if p.is_file()]
@@ -145,14 +160,12 @@ def test_a_model_is_previewed_downloaded_loaded_and_deleted(live: Running, event
 def test_the_same_repository_at_the_same_precision_is_there_already(
     live: Running, events: Events
 ) -> None:
-    add(live)
-    events.until("model:download:complete")
+    add_whole(live, events)
     status, code, details = live.error("POST", "/api/models", body())
     assert (status, code) == (409, "MODEL_ALREADY_EXISTS")
     assert details["quantization"] == "FP16"
     # another precision shares the files: nothing is fetched again, and deleting one leaves the other its files
-    second = add(live, quantization="Q8")
-    events.until("model:download:complete")
+    second = add_whole(live, events, quantization="Q8")
     assert second["name"] == "tiny-stories:Q8"
     live.data("DELETE", f"/api/models/{second['id']}")
     (first,) = live.data("GET", "/api/models")["models"]
@@ -163,9 +176,7 @@ def test_the_same_repository_at_the_same_precision_is_there_already(
 def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
     live: Running, hub: LoopbackHub, events: Events
 ) -> None:
-    fault = hub.fault("/model.safetensors", hold=100)
-    row = add(live)
-    assert fault.held.wait(30)
+    row, fault = add_held(live, hub)
     status, code, _ = live.error("POST", f"/api/models/{row['id']}/load")
     assert (status, code) == (409, "MODEL_BUSY")
     status, _, _ = live.error("POST", "/api/models", body())
@@ -190,14 +201,11 @@ def test_a_cancelled_download_leaves_nothing_and_goes_on_when_asked_again(
 def test_a_record_whose_download_was_cancelled_keeps_no_files_of_another_precision(
     live: Running, hub: LoopbackHub, events: Events
 ) -> None:
-    fault = hub.fault("/model.safetensors", hold=100)
-    cancelled = add(live)
-    assert fault.held.wait(30)
+    cancelled, fault = add_held(live, hub)
     live.data("POST", f"/api/models/{cancelled['id']}/cancel")
     fault.release.set()
     hub.heal()
-    second = add(live, quantization="Q8")
-    events.until("model:download:complete")
+    second = add_whole(live, events, quantization="Q8")
     live.data("DELETE", f"/api/models/{second['id']}")
     assert model_files(live) == []
 
@@ -208,9 +216,7 @@ def test_a_load_that_waits_for_a_download_ends_as_the_download_does(
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         for is_cancelled in (True, False):
-            fault = hub.fault("/model.safetensors", hold=100)
-            row = add(live)
-            assert fault.held.wait(30)
+            row, fault = add_held(live, hub)
             loading = pool.submit(live.http.post, f"/api/models/{row['id']}/load?wait=true")
             while live.data("GET", "/api/health/metrics")["active_requests"] == 0:
                 pass
@@ -251,8 +257,7 @@ def test_a_failed_download_goes_on_with_a_branch_that_moved(
 def test_another_commit_is_the_same_model_unless_the_request_names_it(
     live: Running, hub: LoopbackHub, events: Events
 ) -> None:
-    row = add(live)
-    events.until("model:download:complete")
+    row = add_whole(live, events)
     newer = hub.add(REPO, DEMO | {"merges.txt": b"new"}).sha
     status, code, details = live.error("POST", "/api/models", body())
     assert (status, code) == (409, "MODEL_ALREADY_EXISTS")
@@ -343,8 +348,7 @@ def test_a_quantized_repository_is_previewed_by_the_weights_it_stores(
 
 @pytest.mark.shows("models.2")
 def test_trust_in_code_is_not_added_to_a_model_that_is_there(live: Running, events: Events) -> None:
-    add(live)
-    events.until("model:download:complete")
+    add_whole(live, events)
     status, code, _ = live.error("POST", "/api/models", body(trust_remote_code=True))
     assert (status, code) == (409, "MODEL_ALREADY_EXISTS")
     (row,) = live.data("GET", "/api/models")["models"]
@@ -365,8 +369,7 @@ def test_a_taken_name_is_refused_when_a_download_goes_on(
 
 
 def test_a_model_whose_files_were_lost_is_downloaded_again(live: Running, events: Events) -> None:
-    row = add(live)
-    events.until("model:download:complete")
+    row = add_whole(live, events)
     ready = live.data("GET", f"/api/models/{row['id']}")
     (Path(ready["local_path"]) / "model.safetensors").unlink()
     assert add(live)["id"] == row["id"]
@@ -377,9 +380,7 @@ def test_a_model_whose_files_were_lost_is_downloaded_again(live: Running, events
 def test_deleting_a_model_that_is_downloaded_cancels_it(
     live: Running, hub: LoopbackHub, events: Events
 ) -> None:
-    fault = hub.fault("/model.safetensors", hold=100)
-    row = add(live)
-    assert fault.held.wait(30)
+    row, _ = add_held(live, hub)
     live.data("DELETE", f"/api/models/{row['id']}")
     assert live.data("GET", "/api/models")["total"] == 0
     assert live.error("GET", f"/api/models/{row['id']}")[1] == "MODEL_NOT_FOUND"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -23,16 +22,14 @@ from tests.files.test_gguf import entry_of, text
 from tests.files.test_gguf_hostile import number, tensor, write
 from tests.resident import processes
 from tests.service import Running, add_demo, add_model, load_demo
+from tests.worker.running import altered
 
 
-@pytest.fixture
-def broken(tmp_path: Path) -> Path:
-    """A checkpoint whose weights do not fit its configuration."""
-    folder = tmp_path / "broken"
-    shutil.copytree(demo.MODEL_DIR, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["num_hidden_layers"] = "many"
-    (folder / "config.json").write_text(json.dumps(config))
+def with_code(folder: Path, code: str) -> Path:
+    """The demo model with code of its own."""
+    auto_map = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
+    altered(demo.MODEL_DIR, folder, model_type="never-heard-of", auto_map=auto_map)
+    (folder / "code.py").write_text(code)
     return folder
 
 
@@ -129,9 +126,10 @@ def test_a_load_of_another_model_unloads_the_locked_one_first_whatever_the_polic
 
 @pytest.mark.shows("model-record.10", "model-errors.3")
 def test_a_failed_load_leaves_the_reason_and_the_next_load_works(
-    bare: Running, broken: Path
+    bare: Running, tmp_path: Path
 ) -> None:
-    bad = add_model(bare, broken)
+    # its weights do not fit its configuration
+    bad = add_model(bare, altered(demo.MODEL_DIR, tmp_path / "broken", num_hidden_layers="many"))
     status, code, _ = bare.error("POST", f"/api/models/{bad}/load?wait=true")
     assert (status, code) == (500, "MODEL_LOAD_FAILED")
     record = bare.data("GET", f"/api/models/{bad}")
@@ -161,10 +159,13 @@ def test_a_model_that_is_loading_is_not_the_loaded_one(bare: Running) -> None:
         ({"source": "local"}, 422, "VALIDATION_ERROR"),
         ({"source": "local", "local_path": "/etc"}, 400, "INVALID_LOCAL_PATH"),
         ({"source": "local", "local_path": "/tmp", "quantization": "Q5"}, 422, "VALIDATION_ERROR"),
-        (
-            {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": "a\r\nb"},
-            422,
-            "VALIDATION_ERROR",
+        *(
+            (
+                {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": name},
+                422,
+                "VALIDATION_ERROR",
+            )
+            for name in ("a\r\nb", "red ")
         ),
         (
             {"source": "local", "local_path": str(demo.MODEL_DIR), "trust_remote_code": "true"},
@@ -181,10 +182,11 @@ def test_a_bad_registration_is_refused(
 
 
 @pytest.mark.shows("model-errors.1")
-@pytest.mark.parametrize("path", ["/api/models/999", "/api/models/99999999999999999999"])
-def test_an_unknown_model_is_not_found(shared: Running, path: str) -> None:
+@pytest.mark.parametrize("written", ["999", "0", "-1", "99999999999999999999"])
+def test_an_unknown_model_is_not_found(shared: Running, written: str) -> None:
     for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/load"), ("POST", "/unload")):
-        assert shared.error(method, path + tail)[:2] == (404, "MODEL_NOT_FOUND")
+        refused = shared.error(method, f"/api/models/{written}{tail}")
+        assert refused[:2] == (404, "MODEL_NOT_FOUND")
 
 
 @pytest.mark.shows("formats.1", "envelope.1", "envelope.3", "overview.14")
@@ -202,14 +204,9 @@ def test_broken_json_and_a_wrong_method_answer_in_the_envelope(shared: Running) 
 def test_code_in_a_checkpoint_does_not_run_without_the_opt_in(
     bare: Running, tmp_path: Path
 ) -> None:
-    folder, marker = tmp_path / "remote", tmp_path / "ran"
-    shutil.copytree(demo.MODEL_DIR, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["model_type"] = "never-heard-of"
-    config["auto_map"] = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "code.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
-    added = add_model(bare, folder)
+    marker = tmp_path / "ran"
+    code = f"open({str(marker)!r}, 'w').close()\n"
+    added = add_model(bare, with_code(tmp_path / "remote", code))
     assert bare.error("POST", f"/api/models/{added}/load?wait=true")[0] == 500
     assert not marker.exists()
 
@@ -269,17 +266,6 @@ def test_an_id_is_written_in_one_way_only(shared: Running, written: str) -> None
     for method, path in (("GET", ""), ("POST", "/unload"), ("GET", "/lease")):
         status, code, _ = shared.error(method, f"/api/models/{written}{path}")
         assert (status, code) == (422, "VALIDATION_ERROR")
-
-
-def test_an_id_beyond_any_row_is_not_found(shared: Running) -> None:
-    for written in ("0", "-1", "99999999999999999"):
-        status, code, _ = shared.error("GET", f"/api/models/{written}")
-        assert (status, code) == (404, "MODEL_NOT_FOUND")
-
-
-def test_a_name_does_not_end_in_a_blank(shared: Running) -> None:
-    body = {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": "red "}
-    assert shared.error("POST", "/api/models", body)[:2] == (422, "VALIDATION_ERROR")
 
 
 def test_a_checkpoint_with_a_tensor_missing_is_not_served_with_an_invented_one(
@@ -363,17 +349,6 @@ def test_the_code_of_a_model_runs_only_where_the_operator_allows_it(
     assert "models=['coded']" in line
 
 
-def hanging(folder: Path) -> Path:
-    """A checkpoint whose own code never returns, so that its load hangs."""
-    shutil.copytree(demo.MODEL_DIR, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["model_type"] = "never-heard-of"
-    config["auto_map"] = {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "code.py").write_text("while True:\n    pass\n")
-    return folder
-
-
 def processes_of(live: Running, model_id: int) -> list[psutil.Process]:
     """The processes of the engine of this model, once the model is in the slot and its engine has started."""
     while True:
@@ -391,7 +366,8 @@ def test_a_load_that_hangs_is_ended_by_an_operator_at_any_moment(
 ) -> None:
     with ThreadPoolExecutor(4) as pool:
         good = load_demo(bare)
-        bad = add_model(bare, hanging(tmp_path / "hanging"), "hanging", trust_remote_code=True)
+        hanging = with_code(tmp_path / "hanging", "while True:\n    pass\n")
+        bad = add_model(bare, hanging, "hanging", trust_remote_code=True)
         body = {"model": "hanging", "prompt": "One day", "max_tokens": 1}
         for ends in (["unload"], ["cancel"], ["unload", "cancel", "unload", "cancel"]):
             waiting = pool.submit(bare.http.post, f"/api/models/{bad}/load?wait=true")
