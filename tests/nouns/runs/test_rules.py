@@ -26,6 +26,7 @@ from steerserve.rules.steering.edits import AllOf, AnyOf, Condition, Edit, Featu
 from steerserve.rules.steering.placing import ModelFacts
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction
+from tests.refusals import refusal_of
 
 MODEL = ModelFacts(2, {"resid_post": 2, "embed": 2}, vocabulary=10)
 DIRECTION = Direction(0, "resid_post", struct.pack("<2f", 1.0, 0.0))
@@ -47,6 +48,9 @@ def sae(key: str, digest: str | None, **changes: Any) -> RunSae:
         overrides={},
     )
     return replace(made, **changes)
+
+
+ATTACHED = {"a@1": sae("a@1", "d")}
 
 
 def run(**changes: Any) -> Run:
@@ -78,6 +82,11 @@ def run(**changes: Any) -> Run:
         choices=[],
     )
     return replace(made, **changes)
+
+
+def steered(**changes: Any) -> Run:
+    """A record whose steering is of the SAE in `ATTACHED`."""
+    return run(steering=replace(run().steering, **changes), saes=[*ATTACHED.values()])
 
 
 def choice(text: str, **changes: Any) -> RunChoice:
@@ -174,11 +183,7 @@ def test_recorded_steering_moves_to_the_keys_of_now() -> None:
     ],
 )
 def test_steering_that_no_service_records_is_refused(changes: dict[str, Any], code: str) -> None:
-    steering = replace(run().steering, **changes)
-    recorded = run(steering=steering, saes=[sae("a@1", "d")])
-    with pytest.raises(Refusal) as refused:
-        runs.placed(recorded, {"a@1": sae("a@1", "d")}, MODEL)
-    assert refused.value.code == code
+    assert refusal_of(runs.placed, steered(**changes), ATTACHED, MODEL).code == code
 
 
 def add(**changes: Any) -> Edit:
@@ -255,15 +260,12 @@ UNKNOWN = "VECTOR_MISMATCH"
 def test_edits_that_no_request_can_have_are_refused_by_place_at_the_import_and_the_replay(
     edits: list[Edit], code: str, part: str
 ) -> None:
-    steering = replace(run().steering, edits=runs.encoded_edits(edits))
-    recorded = run(steering=steering, saes=[sae("a@1", "d")])
-    with pytest.raises(Refusal) as imported:
-        runs.check_imported(recorded, "runs[0]")
-    with pytest.raises(Refusal) as replayed:
-        runs.placed(recorded, {"a@1": sae("a@1", "d")}, MODEL)
-    assert imported.value.code == replayed.value.code == code
-    assert imported.value.param == f"runs[0].steering.edits{part}"
-    assert replayed.value.param == f"steering.edits{part}"
+    recorded = steered(edits=runs.encoded_edits(edits))
+    imported = refusal_of(runs.check_imported, recorded, "runs[0]")
+    replayed = refusal_of(runs.placed, recorded, ATTACHED, MODEL)
+    assert imported.code == replayed.code == code
+    assert imported.param == f"runs[0].steering.edits{part}"
+    assert replayed.param == f"steering.edits{part}"
 
 
 @pytest.mark.parametrize(
@@ -286,12 +288,10 @@ def test_edits_that_no_request_can_have_are_refused_by_place_at_the_import_and_t
 def test_edits_that_do_not_fit_the_model_are_imported_and_refused_at_the_replay(
     edits: list[Edit], code: str, part: str
 ) -> None:
-    steering = replace(run().steering, edits=runs.encoded_edits(edits))
-    recorded = run(steering=steering, saes=[sae("a@1", "d")])
+    recorded = steered(edits=runs.encoded_edits(edits))
     runs.check_imported(recorded, "runs[0]")
-    with pytest.raises(Refusal) as refused:
-        runs.placed(recorded, {"a@1": sae("a@1", "d")}, MODEL)
-    assert (refused.value.code, refused.value.param) == (code, f"steering.edits{part}")
+    refused = refusal_of(runs.placed, recorded, ATTACHED, MODEL)
+    assert (refused.code, refused.param) == (code, f"steering.edits{part}")
 
 
 def test_the_edits_of_a_request_beside_as_many_live_ones_are_a_record() -> None:
@@ -302,7 +302,6 @@ def test_the_edits_of_a_request_beside_as_many_live_ones_are_a_record() -> None:
     ]
     swap = Edit(DIRECTION, Target(factor=2.0), strength=0.5, to=at(0), number=9)
     for edits in (many[:32], [*kinds, swap]):
-        steering = replace(run().steering, edits=runs.encoded_edits(edits))
-        recorded = run(steering=steering, saes=[sae("a@1", "d")])
+        recorded = steered(edits=runs.encoded_edits(edits))
         runs.check_imported(recorded, "runs[0]")
-        assert len(runs.placed(recorded, {"a@1": sae("a@1", "d")}, MODEL).edits) == len(edits)
+        assert len(runs.placed(recorded, ATTACHED, MODEL).edits) == len(edits)
