@@ -536,9 +536,6 @@ def test_a_file_and_a_corpus_are_read(live: Running, tmp_path: Path) -> None:
     local = {"texts": None, "local_path": str(file), "text_field": "body"}
     made = capture(live, name="file", **local)
     assert index(folder(live, made["id"], tmp_path / "file")) == expected
-    file.write_text('{"body": "fine"}\n{"body": 3}\n')
-    _, code, details = live.error("POST", f"{PATH}?wait=true", body(name="bad", **local))
-    assert (code, details["line"]) == ("VALIDATION_ERROR", 2)
     read = {"name": "sea", "source": "inline", "texts": TEXTS, "context": 16}
     corpus = live.data("POST", "/api/corpora?wait=true", read)["job"]["result"]
     made = capture(live, name="corpus", texts=None, corpus_id=corpus["id"])

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
 
-from tests.service import Running, add_model
+from tests.service import Running, add_model, running
 from tests.worker import models
 from tests.worker.running import with_bos
 from tests.worker.saes import Arrays, arrays, config_v6, write
@@ -92,8 +92,6 @@ class Planted:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
-    from tests.service import running
-
     folder = tmp_path_factory.mktemp("planted")
     with running(folder / "home") as live:
         yield Planted(live, folder)
@@ -176,16 +174,6 @@ def test_conversations_are_read_through_the_template(served: Planted) -> None:
     # texts and conversations may stand in one group
     mixed: dict[str, Any] = {group: [*chats[group][:3], *BOTH[group][3:]] for group in BOTH}
     assert served.contrast(**mixed, holdout=0)["features"] == served.contrast(**bare)["features"]
-
-
-def test_without_wait_the_job_is_told_at_once_and_may_be_cancelled(served: Planted) -> None:
-    live = served.live
-    job = live.data("POST", PATH, BOTH, status=202)["job"]
-    assert job["result"] is None
-    ended = live.data("DELETE", f"/api/jobs/{job['id']}")["job"]
-    assert ended["finished_at"] is not None
-    assert live.error("GET", PATH)[:2] == (405, "METHOD_NOT_ALLOWED")
-    live.check_events()
 
 
 @pytest.mark.parametrize(

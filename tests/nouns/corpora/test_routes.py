@@ -6,7 +6,6 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from steerserve.files import corpus as files
 from steerserve.files.model_content import ReadingEnded
 from steerserve.nouns.corpora import owner
 from steerserve.rules.inference import corpus_texts
-from tests.conftest import Start
 from tests.nouns.texts import TEXTS, cut_after
-from tests.service import Running, add_sae, load_demo
+from tests.service import Running, add_sae
 
 PATH = "/api/corpora"
 CONTEXT = 16
@@ -337,26 +335,6 @@ def test_an_attached_sae_says_what_a_corpus_shows_of_it_and_whether_it_ranks_its
     assert tell() == (False, 400, None)
     live.data("DELETE", f"{PATH}/{corpus}")
     live.data("POST", f"{path}/detach")
-
-
-def test_a_corpus_is_read_beside_requests_that_never_leave_a_slot_free(start: Start) -> None:
-    sae, is_over = demo.saes()[0], threading.Event()
-    with start(max_concurrent_requests=1) as live, ThreadPoolExecutor(3) as clients:
-        load_demo(live)
-        live.data("POST", f"/api/saes/{add_sae(live, sae)}/attach", {"layer": sae.layer})
-
-        def ask() -> None:
-            while not is_over.is_set():
-                live.complete("One day the", max_tokens=20)
-
-        asking = [clients.submit(ask) for _ in range(3)]
-        try:
-            found = read(live)
-        finally:
-            is_over.set()
-        for one in asking:
-            one.result()
-    assert found["counted"] > 0
 
 
 def search(live: Running, **body: Any) -> dict[str, Any]:

@@ -236,6 +236,9 @@ def test_a_vector_to_be_projected_stays_one_through_every_export(
     keys = {"glp.mode": "project", "glp.spec_version": 1, "glp.alpha_default": 0.75}
     file = gguf_file(tmp_path, {"direction.2": np.array([0.6, 0.8], "<f4")}, keys)
     live.http.post(VECTORS, files={"file": ("v", file)}, data={"name": "refusal"})
+    added = {"name": "added", "operation": "add"}
+    refused = live.http.post(VECTORS, files={"file": ("v", file)}, data=added)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "INVALID_VECTOR")
     for format in ("gguf", "safetensors", "json"):
         answer = live.http.get(f"{VECTORS}/refusal/export?format={format}")
         data = answer.content if format != "json" else json.dumps(answer.json()["data"]).encode()
@@ -391,13 +394,3 @@ def test_a_vector_counts_among_the_stored_documents(tmp_path: Path) -> None:
     with running(tmp_path, max_stored_documents=1) as live:
         post(live, inline())
         assert live.error("POST", VECTORS, inline("two"))[:2] == (507, "DOCUMENT_STORE_FULL")
-
-
-def test_a_file_of_glp_is_read_over_http(live: Running, tmp_path: Path) -> None:
-    keys = {"glp.mode": "project", "glp.spec_version": 1}
-    data = gguf_file(tmp_path, {"direction.2": np.array([0.6, 0.8], np.float32)}, keys)
-    answer = live.http.post(VECTORS, files={"file": ("r.gguf", data)}, data={"name": "r"})
-    assert answer.json()["data"]["operation"] == "project"
-    refused = {"name": "s", "operation": "add"}
-    answer = live.http.post(VECTORS, files={"file": ("r.gguf", data)}, data=refused)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "INVALID_VECTOR")

@@ -1,15 +1,10 @@
-"""Features of SAEs that are not attached, read by an engine of their own, and labels beside a delete."""
+"""Features of SAEs that are not attached, read by an engine of their own, and labels of an SAE that is registered again."""
 
 from __future__ import annotations
-
-import asyncio
-import threading
-from typing import Any
 
 import pytest
 
 from steerserve.nouns.features import owner as features
-from steerserve.nouns.labels import rules
 from tests.control.conftest import refused
 from tests.doubles import World
 from tests.waiting import soon
@@ -61,28 +56,6 @@ async def test_an_sae_that_is_registered_again_has_no_labels(world: World) -> No
     await world.features.add_labels("sae_a", {"1": "old"}, replace=False)
     assert await world.features.labels("sae_a") == {1: "old"}
     await world.saes.remove("sae_a")
-    (world.home / "sae_a").rmdir()
-    await world.sae()
-    assert await world.features.labels("sae_a") == {}
-
-
-async def test_an_import_beside_a_delete_leaves_no_labels(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await world.sae()
-    reached, deleted, parse = threading.Event(), threading.Event(), rules.parse
-
-    def slow(*document: Any) -> rules.Labels:
-        reached.set()
-        assert deleted.wait(30)
-        return parse(*document)
-
-    monkeypatch.setattr(rules, "parse", slow)
-    adding = world.begin(world.features.add_labels("sae_a", {"1": "late"}, replace=False))
-    assert await asyncio.to_thread(reached.wait, 30)
-    await soon(world.saes.remove("sae_a"))
-    deleted.set()
-    assert (await refused(adding)).code == "SAE_NOT_FOUND"
     (world.home / "sae_a").rmdir()
     await world.sae()
     assert await world.features.labels("sae_a") == {}

@@ -399,15 +399,6 @@ def test_a_probe_in_a_condition_acts_where_its_score_is_beyond_the_bound(served:
     live.data("DELETE", f"{PROBES}/{record['id']}")
 
 
-def test_without_wait_the_job_is_told_at_once_and_may_be_cancelled(served: Trained) -> None:
-    live = served.live
-    job = live.data("POST", TRAIN, {**GROUPS, "name": "cancelled"}, status=202)["job"]
-    assert (job["kind"], job["result"]) == ("vector_training", None)
-    ended = live.data("DELETE", f"/api/jobs/{job['id']}")["job"]
-    assert ended["finished_at"] is not None
-    live.check_events()
-
-
 ALIKE = {
     "positives": ["a b"] * 3,
     "negatives": ["a c"] * 3,
