@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, insert, select
+from sqlalchemy import ColumnElement, Table, insert, select
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import IntegrityError
 
+from steerserve.database.catalog import Clock, utc_now
+from steerserve.database.db import Database
+from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.stored import Row, StoredRows
 from steerserve.errors import Refusal
 from steerserve.rules.text import UNSTORABLE, shown
 
 
 class NamedStore(StoredRows[Row]):
-    """Reads and writes the rows of one table. A row is never changed."""
+    """Reads and writes the rows of one table. A row is never changed. `record` is a row as it is read, `noun` names one
+    in refusals, and all ids begin with `prefix`, with which no name begins."""
+
+    table: ClassVar[Table]
+    record: ClassVar[type[Any]]
+    noun: ClassVar[str]
+    prefix: ClassVar[str]
+
+    def __init__(
+        self, database: Database, room: DocumentRoom = UNBOUNDED, now: Clock = utc_now
+    ) -> None:
+        super().__init__(database, self.table, self.record, self.noun, now, self.new_id, room)
+
+    def new_id(self) -> str:
+        return self.prefix + secrets.token_hex(6)
 
     async def page(self, limit: int, offset: int = 0) -> tuple[list[Row], int]:
         """Some of the rows, oldest first, and how many there are."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import (
     Column,
@@ -20,10 +19,7 @@ from sqlalchemy import (
     update,
 )
 
-from steerserve.database.catalog import utc_now
-from steerserve.database.db import Database
 from steerserve.database.named import NamedStore
-from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.stored import Row
 from steerserve.database.tables import Encoded, Json, UtcDateTime, metadata
 from steerserve.nouns.directions.rules import ProbeRecord, Training, VectorRecord, VectorSource
@@ -101,19 +97,7 @@ Read = TypeVar("Read", bound=ReadDirections)
 
 
 class DirectionStore(NamedStore[Row], Generic[Row, Used, Read]):
-    """Reads and writes vectors, or probes. Their numbers are in the column `data`, and are never changed. `prefix` is
-    the beginning of all ids, with which no name begins."""
-
-    table: ClassVar[Table]
-    record: ClassVar[type[Any]]
-    noun: ClassVar[str]
-    prefix: ClassVar[str]
-
-    def __init__(self, database: Database, room: DocumentRoom = UNBOUNDED) -> None:
-        super().__init__(database, self.table, self.record, self.noun, utc_now, self.new_id, room)
-
-    def new_id(self) -> str:
-        return self.prefix + secrets.token_hex(6)
+    """Reads and writes vectors, or probes. Their numbers are in the column `data`, and are never changed."""
 
     async def find(self, id_or_name: str) -> Used:
         """A vector, or a probe, with its directions.
@@ -134,7 +118,7 @@ class DirectionStore(NamedStore[Row], Generic[Row, Used, Read]):
         """
         row = self._new_row(
             read,
-            id=self._new_id(),
+            id=self.new_id(),
             name=name,
             model_hint=plain(read.model_hint)[:MODEL_HINT] if read.model_hint else None,
             width=read.directions[0].width,

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from sqlalchemy import BigInteger, Column, Index, Integer, String, Table, UniqueConstraint, select
 
-from steerserve.database.catalog import Clock, utc_now
-from steerserve.database.db import Database
 from steerserve.database.named import NamedStore
 from steerserve.database.paths import DataPath
-from steerserve.database.room import UNBOUNDED, DocumentRoom
 from steerserve.database.tables import Encoded, UtcDateTime, metadata
 from steerserve.nouns.lens.rules import ID_PREFIX, LensRecord, LensSource
 
@@ -52,21 +47,10 @@ class LensRow(LensRecord, frozen=True, kw_only=True):
         return msgspec.convert(self, LensRecord, from_attributes=True)
 
 
-def new_lens_id() -> str:
-    return ID_PREFIX + secrets.token_hex(6)
-
-
 class LensStore(NamedStore[LensRow]):
-    """Reads and writes lenses. A lens is never changed."""
+    """Reads and writes lenses."""
 
-    def __init__(
-        self,
-        database: Database,
-        room: DocumentRoom = UNBOUNDED,
-        now: Clock = utc_now,
-        new_id: Callable[[], str] = new_lens_id,
-    ) -> None:
-        super().__init__(database, lenses, LensRow, "lens", now, new_id, room)
+    table, record, noun, prefix = lenses, LensRow, "lens", ID_PREFIX
 
     async def add(self, **values: Any) -> LensRow:
         """Store a lens under a new id. The values are those of the other fields of `LensRow`.
@@ -74,7 +58,7 @@ class LensStore(NamedStore[LensRow]):
         Raises:
             Refusal: LENS_ALREADY_EXISTS, DOCUMENT_STORE_FULL, INSUFFICIENT_DISK.
         """
-        row = LensRow(id=self._new_id(), created_at=self._now(), **values)
+        row = LensRow(id=self.new_id(), created_at=self._now(), **values)
         size = len(msgspec.json.encode(row))
         return await self._insert(row, size)
 

@@ -1,1 +1,0 @@
-"""The tokens that a vector promotes."""
