@@ -55,21 +55,11 @@ class Labels:
             Refusal: INSUFFICIENT_DISK; SAE_NOT_FOUND, also if the SAE is removed while the labels are written.
         """
         await self._room.check_disk(sum(map(len, filter(None, labels.values()))))
-        at = feature_labels.c
-        indices = sorted(labels)
+        its_labels = feature_labels.c.sae_id == sae_id
         async with self._writing(sae_id) as connection:
             if replace:
-                await connection.execute(delete(feature_labels).where(at.sae_id == sae_id))
-            for first in range(0, len(indices), _AT_ONCE):
-                chunk = indices[first : first + _AT_ONCE]
-                if not replace:
-                    await connection.execute(
-                        delete(feature_labels).where(at.sae_id == sae_id, at.feature_idx.in_(chunk))
-                    )
-                rows = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in chunk]
-                await connection.execute(insert(feature_labels), rows)
-                await asyncio.sleep(0)
-            await check_record(connection, sae_id)
+                await connection.execute(delete(feature_labels).where(its_labels))
+            await _write(connection, sae_id, labels, are_new=replace)
 
     async def put_over(
         self, sae_id: str, labels: Mapping[int, str], replaceable: Mapping[int, str | None]
@@ -87,13 +77,7 @@ class Labels:
             rows = (await connection.execute(known)).all()
             found = {row.feature_idx: row.label for row in rows}
             free = [i for i in sorted(labels) if i not in found or found[i] == replaceable.get(i)]
-            await connection.execute(
-                delete(feature_labels).where(at.sae_id == sae_id, at.feature_idx.in_(free))
-            )
-            new = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in free]
-            if new:
-                await connection.execute(insert(feature_labels), new)
-            await check_record(connection, sae_id)
+            await _write(connection, sae_id, {i: labels[i] for i in free}, are_new=False)
         return free
 
     async def forget(self, sae_id: str, index: int | None = None) -> int:
@@ -148,6 +132,27 @@ class Labels:
         finally:
             self._writes += 1
             self._known.pop(sae_id, None)
+
+
+async def _write(
+    connection: AsyncConnection, sae_id: str, labels: Mapping[int, str], *, are_new: bool
+) -> None:
+    """Write labels in place of those of the same features, of which there are none if they `are_new`.
+
+    Raises:
+        Refusal: SAE_NOT_FOUND.
+    """
+    at, indices = feature_labels.c, sorted(labels)
+    for first in range(0, len(indices), _AT_ONCE):
+        chunk = indices[first : first + _AT_ONCE]
+        if not are_new:
+            await connection.execute(
+                delete(feature_labels).where(at.sae_id == sae_id, at.feature_idx.in_(chunk))
+            )
+        rows = [{"sae_id": sae_id, "feature_idx": i, "label": labels[i]} for i in chunk]
+        await connection.execute(insert(feature_labels), rows)
+        await asyncio.sleep(0)
+    await check_record(connection, sae_id)
 
 
 async def check_record(connection: AsyncConnection, sae_id: str) -> None:
