@@ -143,24 +143,15 @@ class Runs:
             return events
         serving = CURRENT.get()
         x_request_id = serving.request_id if serving is not None else None
-        return self._watched(sent, asked, answering, started, events, x_request_id)
+        recording = _Recording(sent, asked, answering, started, x_request_id)
+        return self._watched(recording, events)
 
-    async def _watched(
-        self,
-        sent: SentRequest,
-        asked: Asked,
-        answering: Answering,
-        started: m.Started,
-        events: Outcomes,
-        x_request_id: str | None,
-    ) -> Outcomes:
-        choices = _Choices(asked.choices)
+    async def _watched(self, recording: _Recording, events: Outcomes) -> Outcomes:
         async for event in events:
-            choices.take_event(event)
+            recording.take_event(event)
             yield event
         try:
-            made = self._made(sent, asked, answering, started, choices)
-            self._take(structs.replace(made, x_request_id=x_request_id))
+            self._take(self._made(recording))
         except Exception:
             # a fault of the record is none of the answer
             self._lose(1, "an error inside the service")
@@ -169,14 +160,8 @@ class Runs:
     def _keeps(self, sent: SentRequest) -> bool:
         return self._settings.record_runs and sent.may_keep
 
-    def _made(
-        self,
-        sent: SentRequest,
-        asked: Asked,
-        answering: Answering,
-        started: m.Started,
-        choices: _Choices,
-    ) -> Run:
+    def _made(self, recording: _Recording) -> Run:
+        sent, asked, answering = recording.sent, recording.asked, recording.answering
         admitted = answering.admitted
         resident, facts = admitted.resident, admitted.resident.facts
         row = resident.row
@@ -198,15 +183,16 @@ class Runs:
                 engine=row.engine,
             ),
             saes=[described(one) for one in resident.attachments.values()],
-            steering=_steering(admitted, is_changed=choices.is_changed),
+            steering=_steering(admitted, is_changed=recording.is_changed),
             versions=self._versions,
             machine=self._machine(facts),
             settings=RunSettings(
                 default_max_tokens=self._settings.default_max_tokens,
                 continuous_batching=self._settings.enable_continuous_batching,
             ),
-            prompt_tokens=list(started.prompt_tokens),
-            choices=choices.run_choices(),
+            prompt_tokens=list(recording.started.prompt_tokens),
+            choices=recording.choices(),
+            x_request_id=recording.x_request_id,
         )
 
     def _machine(self, facts: m.Loaded | None) -> RunMachine:
@@ -348,15 +334,14 @@ class Runs:
         steering = replace(asked.steering or AskedSteering(), replayed=run)
         asked = replace(asked, answer_id="", may_load=False, is_stream=False, steering=steering)
         asked = asked.with_goal(is_stream=False) if asked.goal.writes else asked
-        choices = _Choices(asked.choices)
         async with self._generation.open(asked, model) as answering:
             events = aiter(answering.events)
             started = await anext(events)
             assert isinstance(started, m.Started)
+            recording = _Recording(SentRequest(route, run.body), asked, answering, started)
             async for event in events:
-                choices.take_event(event)
-            sent = SentRequest(route, run.body)
-            now = self._made(sent, asked, answering, started, choices)
+                recording.take_event(event)
+            now = self._made(recording)
             known_as = run.model.content_digest
             if known_as in answering.admitted.resident.row.content_aliases:
                 now = _with_content(now, answering.admitted, known_as)
@@ -369,13 +354,25 @@ class Runs:
         )
 
 
-class _Choices:
-    """The choices of an answer, as far as the engine has made them."""
+class _Recording:
+    """An answer and what it is made from, with its choices as far as the engine has made them."""
 
-    def __init__(self, count: int) -> None:
-        self._texts: list[list[str]] = [[] for _ in range(count)]
-        self._ends: list[tuple[str | None, int]] = [(None, 0)] * count
-        self._scores: list[list[RunScore] | None] = [None] * count
+    def __init__(
+        self,
+        sent: SentRequest,
+        asked: Asked,
+        answering: Answering,
+        started: m.Started,
+        x_request_id: str | None = None,
+    ) -> None:
+        self.sent = sent
+        self.asked = asked
+        self.answering = answering
+        self.started = started
+        self.x_request_id = x_request_id
+        self._texts: list[list[str]] = [[] for _ in range(asked.choices)]
+        self._ends: list[tuple[str | None, int]] = [(None, 0)] * asked.choices
+        self._scores: list[list[RunScore] | None] = [None] * asked.choices
         self.is_changed = False
 
     def take_event(self, event: m.Started | m.Outcome) -> None:
@@ -389,7 +386,7 @@ class _Choices:
             self._texts[event.choice] = [event.best.text]
             self._ends[event.choice] = "length", 1
 
-    def run_choices(self) -> list[RunChoice]:
+    def choices(self) -> list[RunChoice]:
         return [
             RunChoice(text="".join(text), finish_reason=finish, tokens=tokens, scores=scores)
             for text, (finish, tokens), scores in zip(
