@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from steerserve import messages as m
@@ -96,10 +97,7 @@ class TextSearch:
         """The largest activation of each feature on the one text, and all activations with their positions."""
         take = of_part(POOL)
         pool, keys = Pool(attached.key, "max"), [attached.key]
-
-        def check_still_held() -> None:
-            check_held(resident, [attached])
-
+        check_still_held = partial(check_held, resident, [attached])
         (pooled,) = await self._reader.read(
             texts,
             resident,
