@@ -20,7 +20,7 @@ DIRECTIONS = Noun(
         ),
         Probes(ProbeStore(world.database, world.room), world.reader, world.hub, world.paths),
     ),
-    routes=lambda owner, world: router(owner, world.features.examples),
+    routes=lambda owner, world: router(owner, world.features.examples, world.features.tokens_of),
     tables=(vectors, probes),
     documents={"vectors": vectors, "probes": probes},
     changes={

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -49,17 +49,21 @@ from steerserve.nouns.directions.owner import (
     weights,
 )
 from steerserve.nouns.directions.rules import ProbeRecord, VectorRecord
+from steerserve.nouns.features.form import DirectionTokens, VectorTokens
 from steerserve.nouns.saes.routes import SaeHubBody
 from steerserve.rules import field_faults, json_size, multipart
 from steerserve.rules.bounds import DIRECTIONS, MANAGEMENT_BODY_VALUES, PAGE_ROWS
 from steerserve.rules.multipart import FormPart
+from steerserve.rules.sensing import promoting
 from steerserve.rules.steering import documents
 from steerserve.rules.steering.vector import (
     LAYER_MAXIMUM,
     NAME_MAXIMUM,
     Convention,
+    Direction,
     Operation,
     ReadOptions,
+    directions_at,
 )
 from steerserve.rules.text import readable
 
@@ -68,6 +72,8 @@ NEAREST_MAXIMUM = 100
 NUMBERS = ("layer", "layer_offset")
 """The fields of a form that are whole numbers."""
 
+TokensOf = Callable[[str, Sequence[Direction], int], Awaitable[list[DirectionTokens]]]
+"""(name of a vector, its directions, how many tokens) -> the tokens that each direction promotes and suppresses."""
 Format = Literal["gguf", "safetensors", "json"]
 Source = Literal["local", "huggingface", "inline"]
 _FILES: dict[int | str, dict[str, object]] = {
@@ -188,14 +194,15 @@ class PostedProbe(ProbeBody, PostedFile):
 # ------------------------------------------------------------- routes
 
 
-def router(kinds: BothKinds, examples_of: ExamplesOf) -> APIRouter:
+def router(kinds: BothKinds, examples_of: ExamplesOf, tokens_of: TokensOf) -> APIRouter:
     routes = APIRouter()
-    routes.routes += _vectors(kinds.vectors, examples_of).routes
+    routes.routes += _vectors(kinds.vectors).routes
+    routes.routes += _explored(kinds.vectors, examples_of, tokens_of).routes
     routes.routes += _probes(kinds.probes).routes
     return routes
 
 
-def _vectors(vectors: Vectors, examples_of: ExamplesOf) -> APIRouter:
+def _vectors(vectors: Vectors) -> APIRouter:
     new_vector = new_body(
         PostedVector, VectorBody, "the direction_metadata.json of a refusal direction"
     )
@@ -234,6 +241,13 @@ def _vectors(vectors: Vectors, examples_of: ExamplesOf) -> APIRouter:
         named = {"Content-Disposition": f'attachment; filename="{row.id}.{format}"'}
         return Response(made, headers=named, media_type="application/octet-stream")
 
+    return routes
+
+
+def _explored(vectors: Vectors, examples_of: ExamplesOf, tokens_of: TokensOf) -> APIRouter:
+    """What the loaded model and its SAEs say of vectors."""
+    routes = APIRouter(prefix="/api/vectors", tags=["vectors"])
+
     @routes.get("/{vector_id}/neighbours", response_model=Answer[VectorNeighbours])
     async def get_neighbours(
         vector_id: str,
@@ -249,6 +263,18 @@ def _vectors(vectors: Vectors, examples_of: ExamplesOf) -> APIRouter:
                 found, features=await _with_examples(found.features, examples_of)
             )
         return success(found)
+
+    @routes.get("/{vector_id}/tokens", response_model=Answer[VectorTokens])
+    async def get_tokens(
+        vector_id: str,
+        tokens: Annotated[int, Query(ge=1, le=promoting.MOST)] = promoting.SHOWN,
+        layer: Annotated[int | None, Query(ge=0, le=LAYER_MAXIMUM)] = None,
+    ) -> Response:
+        """The tokens whose logits each direction of the vector raises most and lowers most, `tokens` of each, in the
+        loaded model. With `layer`, only the directions at this layer are read."""
+        vector = await vectors.find(vector_id)
+        found = await tokens_of(vector.name, directions_at(vector, layer), tokens)
+        return success(VectorTokens(vector.id, found))
 
     return routes
 

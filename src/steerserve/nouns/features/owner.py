@@ -1,4 +1,5 @@
-"""The features of an SAE, attached or not: their labels, their geometry, and which of them lie near each other."""
+"""The features of an SAE, attached or not: their labels, their geometry, which of them lie near each other, and the
+tokens that they promote. Directions of vectors promote tokens as features do."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from itertools import islice
 from msgspec import structs
 
 from steerserve import messages as m
+from steerserve.control.models.served import check_layered
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engines import Engines
 from steerserve.control.residency.resident import Attachment
@@ -22,6 +24,7 @@ from steerserve.errors import Refusal
 from steerserve.files import local
 from steerserve.messages.engine import Engine
 from steerserve.nouns.features.form import (
+    DirectionTokens,
     FeatureDetails,
     FeatureLabel,
     FeatureSearch,
@@ -39,9 +42,12 @@ from steerserve.rules.saes.sets import check_files
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.rules.sensing import promoting
 from steerserve.rules.steering.live import check_index
+from steerserve.rules.steering.vector import Direction, check_fits
 
 NEAREST_MAXIMUM = 1000
 """The most neighbours that a search by index and words looks at."""
+DIRECTIONS_AT_ONCE = 16
+"""The most directions of one question. The engine answers as many of them as do not hold up the batch."""
 
 Statistics = Callable[[str, int], Awaitable[m.FeatureCount | None]]
 """(key of an attachment, index of a feature) -> the feature's statistics from monitoring; None if it was not
@@ -227,6 +233,39 @@ class Features:
             if refusal.code != "SAE_INCOMPATIBLE":
                 raise
             return []
+
+    async def tokens_of(
+        self, vector: str, directions: Sequence[Direction], top: int
+    ) -> list[DirectionTokens]:
+        """For each of these directions of the vector with this name, the `top` tokens that it promotes most and those
+        that it suppresses most.
+
+        Raises:
+            Refusal: MODEL_NOT_LOADED; VECTOR_MISMATCH for a vector that does not fit the loaded model; SAE_INCOMPATIBLE
+                for an architecture whose unembedding is not known; INVALID_PARAMETER for a GGUF model, and one that can
+                only embed.
+        """
+        resident = self._conductor.loaded()
+        check_layered(resident.row)
+        engine, facts = resident.running()
+        check_fits(vector, directions, facts.layers, facts.site_widths)
+        asked = [one.data for one in directions if one.site in STREAM_SITES]
+        found = await promoted(
+            engine,
+            len(asked),
+            lambda done: m.Promote(
+                directions=b"".join(asked[done : done + DIRECTIONS_AT_ONCE]),
+                top=top,
+                is_spelled=True,
+            ),
+        )
+        sides = iter(found)
+        return [
+            DirectionTokens(
+                one.layer, one.site, *(next(sides) if one.site in STREAM_SITES else (None, None))
+            )
+            for one in directions
+        ]
 
     async def search(
         self, sae_id: str, query: str | None, index: int | None, limit: int
