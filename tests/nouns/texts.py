@@ -8,6 +8,7 @@ import pytest
 
 from steerserve.control.inference.texts import TextReader
 from steerserve.errors import Refusal
+from tests.service import Running
 
 TEXTS = [
     "The boat sailed over the waves",
@@ -15,6 +16,17 @@ TEXTS = [
     "",
     "The king sat on the throne",
 ]
+
+
+def contexts(live: Running, texts: list[str], size: int) -> list[tuple[int, int, list[int]]]:
+    """The tokens of each context, with the numbers of its text and of the context."""
+    found = []
+    for number, text in enumerate(texts):
+        ids = live.data("POST", "/api/tokenize", {"text": text})["ids"]
+        bos, ids = ids[0], ids[1:]
+        for at, start in enumerate(range(0, len(ids), size - 1)):
+            found.append((number, at, [bos, *ids[start : start + size - 1]]))
+    return found
 
 
 def cut_after(monkeypatch: pytest.MonkeyPatch, parts: int) -> list[int]:

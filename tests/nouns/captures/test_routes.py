@@ -27,7 +27,7 @@ from steerserve.nouns.captures import owner
 from steerserve.nouns.captures.noun import CAPTURES
 from tests.conftest import Start
 from tests.loopback_hub import LoopbackHub
-from tests.nouns.texts import TEXTS, cut_after
+from tests.nouns.texts import TEXTS, contexts, cut_after
 from tests.service import Running, load_demo, running
 
 PATH = "/api/captures"
@@ -82,17 +82,6 @@ def tensors(path: Path) -> dict[str, Array]:
 
 def index(path: Path) -> list[dict[str, int]]:
     return [json.loads(line) for line in (path / "index.jsonl").read_text().splitlines()]
-
-
-def contexts(live: Running, texts: list[str], size: int) -> list[tuple[int, int, list[int]]]:
-    """The tokens of each context, with the numbers of its text and of the context."""
-    found = []
-    for number, text in enumerate(texts):
-        ids = live.data("POST", "/api/tokenize", {"text": text})["ids"]
-        bos, ids = ids[0], ids[1:]
-        for at, start in enumerate(range(0, len(ids), size - 1)):
-            found.append((number, at, [bos, *ids[start : start + size - 1]]))
-    return found
 
 
 def hooked(model: LlamaForCausalLM, ids: list[int]) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from steerserve.files import corpus as files
 from steerserve.files.model_content import ReadingEnded
 from steerserve.nouns.corpora import owner
 from steerserve.rules.inference import corpus_texts
-from tests.nouns.texts import TEXTS, cut_after
+from tests.nouns.texts import TEXTS, contexts, cut_after
 from tests.service import Running, add_sae
 
 PATH = "/api/corpora"
@@ -57,19 +57,15 @@ def statistics(live: Running, feature: int) -> dict[str, Any]:
 def all_activations(live: Running) -> tuple[Values, list[list[str]]]:
     """Every activation of the texts, read by completions of their contexts, and the tokens of each text."""
     found: Values = defaultdict(dict)
-    tokens = []
-    for number, text in enumerate(TEXTS):
-        spelled = live.data("POST", "/api/tokenize", {"text": text})
-        bos, ids = spelled["ids"][0], spelled["ids"][1:]
-        tokens.append(spelled["pieces"][1:])
-        for start in range(0, len(ids), CONTEXT - 1):
-            part = [bos, *ids[start : start + CONTEXT - 1]]
-            asked = {"positions": "prompt", "read_point": "pre_steering", "top_k": 64}
-            answer = live.complete(part, max_tokens=1, return_sae_activations=asked)
-            for at in answer["service"]["sae_activations"]["positions"]:
-                for one in at["features"] if at["position"] else ():
-                    found[one["index"]][number, start + at["position"] - 1] = one["value"]
-    return found, tokens
+    asked = {"positions": "prompt", "read_point": "pre_steering", "top_k": 64}
+    for number, context, part in contexts(live, TEXTS, CONTEXT):
+        answer = live.complete(part, max_tokens=1, return_sae_activations=asked)
+        before = context * (CONTEXT - 1) - 1
+        for at in answer["service"]["sae_activations"]["positions"]:
+            for one in at["features"] if at["position"] else ():
+                found[one["index"]][number, before + at["position"]] = one["value"]
+    spelled = [live.data("POST", "/api/tokenize", {"text": text}) for text in TEXTS]
+    return found, [one["pieces"][1:] for one in spelled]
 
 
 def test_a_feature_has_the_statistics_of_all_of_its_activations(live: Running) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.nouns.lens import rules as lens
 from steerserve.rules.saes.attachment import SaeChoice
+from tests.refusals import refusal_of
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,8 @@ def test_layers_are_those_of_the_model_once_each(
     if param is None:
         lens.check_layers(layers, 4)
         return
-    with pytest.raises(Refusal) as refused:
-        lens.check_layers(layers, 4)
-    assert (refused.value.code, refused.value.param) == ("INVALID_PARAMETER", param)
+    refused = refusal_of(lens.check_layers, layers, 4)
+    assert (refused.code, refused.param) == ("INVALID_PARAMETER", param)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,6 @@ def test_one_sae_must_be_meant(choice: SaeChoice, found: tuple[str, int] | str |
         only = choice.only(attached)
         assert (only.sae_id, only.layer) == found
         return
-    with pytest.raises(Refusal) as refused:
-        choice.only(attached)
+    refused = refusal_of(choice.only, attached)
     expected = ("INVALID_PARAMETER", found) if found else ("SAE_NOT_ATTACHED", None)
-    assert (refused.value.code, refused.value.param) == expected
+    assert (refused.code, refused.param) == expected

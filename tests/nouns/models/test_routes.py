@@ -6,12 +6,12 @@ import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import socketio
 from safetensors.torch import load_file, save_file
 
 from steerserve import demo
@@ -20,6 +20,7 @@ from tests.conftest import Start
 from tests.doubles import write_checkpoint
 from tests.files.test_gguf import entry_of, text
 from tests.files.test_gguf_hostile import number, tensor, write
+from tests.nouns.models.test_downloads import Events
 from tests.resident import processes
 from tests.service import Running, add_demo, add_model, load_demo
 from tests.worker.running import altered
@@ -237,20 +238,13 @@ def test_a_folder_changed_after_registration_is_checked_again(
     )
 
 
-async def test_events_tell_a_load_and_an_unload(bare: Running) -> None:
+def test_events_tell_a_load_and_an_unload(bare: Running) -> None:
     model_id = add_demo(bare)
-    seen: list[tuple[str, dict[str, Any]]] = []
-    client = socketio.AsyncSimpleClient()
-    await client.connect(bare.url, transports=["websocket"])
-    try:
+    with closing(Events(bare)) as events:
         bare.data("POST", f"/api/models/{model_id}/load", status=202)
-        while not seen or seen[-1][0] != "model:load:complete":
-            seen.append(tuple(await client.receive(timeout=30)))
+        seen = events.until("model:load:complete")
         bare.data("POST", f"/api/models/{model_id}/unload")
-        while seen[-1][0] != "model:unload:complete":
-            seen.append(tuple(await client.receive(timeout=30)))
-    finally:
-        await client.disconnect()
+        events.until("model:unload:complete")
     stages = [body["stage"] for name, body in seen if name == "model:load:progress"]
     assert stages[0] == "loading_tokenizer"
     assert stages[-1] == "complete"

@@ -7,6 +7,7 @@ import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import NormalDist, variance
 from typing import Any
@@ -196,7 +197,6 @@ def held_out(
     found: Sequence[Floats], positives: Floats, negatives: Floats
 ) -> list[tuple[Floats, tuple[int, ...]]]:
     """Each group with its held-out texts, 3 of the positives and 2 of the negatives."""
-    from itertools import combinations
 
     def means(group: Floats, out: int) -> list[tuple[tuple[int, ...], Floats]]:
         every = combinations(range(len(group)), out)
