@@ -17,11 +17,11 @@ LAYERS = 2
 class SmallModel:
     """A service with a small model, which is loaded, and the same model in float64."""
 
-    def __init__(self, live: Running, folder: Path) -> None:
+    def __init__(self, live: Running, folder: Path, template: str = TEMPLATE) -> None:
         self.live = live
-        path = with_bos(models.save("llama", folder / "model"), TEMPLATE)
-        self.reference: Reference = reference("llama", path)
-        self.model_id = add_model(live, path, "small")
+        self.path = with_bos(models.save("llama", folder / "model"), template)
+        self.reference: Reference = reference("llama", self.path)
+        self.model_id = add_model(live, self.path, "small")
         live.data("POST", f"/api/models/{self.model_id}/load?wait=true")
 
     def ids(self, **text: Any) -> list[int]:

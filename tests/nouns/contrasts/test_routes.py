@@ -13,9 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 from sklearn.metrics import roc_auc_score
 
-from tests.service import Running, add_model, running
-from tests.worker import models
-from tests.worker.running import with_bos
+from tests.nouns.small import SmallModel
+from tests.service import Running, running
 from tests.worker.saes import Arrays, arrays, config_v6, write
 
 PATH = "/api/features/contrast"
@@ -50,36 +49,30 @@ def planted(folder: Path, token: int, embeddings: np.ndarray) -> Arrays:
             "standard",
             d_in=32,
             d_sae=WIDTH,
-            metadata={"hook_name": "blocks.0.hook_resid_pre", "model_name": "planted"},
+            metadata={"hook_name": "blocks.0.hook_resid_pre", "model_name": "small"},
         ),
         values,
     )
     return values
 
 
-class Planted:
-    """A service with a synthetic model, and the planted SAE attached before its first layer."""
+class Planted(SmallModel):
+    """A small model, and the planted SAE attached before its first layer."""
 
     def __init__(self, live: Running, folder: Path) -> None:
-        self.live = live
-        model = with_bos(models.save("llama", folder / "model"), "{{ messages[0].content }}")
-        model_id = add_model(live, model, "planted")
-        live.data("POST", f"/api/models/{model_id}/load?wait=true")
+        super().__init__(live, folder, "{{ messages[0].content }}")
         # the pieces are " ", "fi", "she", "rme", "n"; no other word has the fourth
-        self.token = self.ids(CONCEPT)[-2]
-        weights = load_file(model / "model.safetensors")
+        self.token = self.ids(text=CONCEPT)[-2]
+        weights = load_file(self.path / "model.safetensors")
         self.embeddings = weights["model.embed_tokens.weight"].astype("float64")
         self.values = planted(folder / "sae", self.token, self.embeddings)
         body = {"local_path": str(folder / "sae")}
         self.sae_id = live.data("POST", "/api/saes/download", body, 202)["sae_id"]
         live.data("POST", f"/api/saes/{self.sae_id}/attach", {"layer": 0})
 
-    def ids(self, text: str) -> list[int]:
-        return list(self.live.data("POST", "/api/tokenize", {"text": text})["ids"])
-
     def activations(self, text: str, *, has_special: bool = False) -> np.ndarray:
         """Activations [T, d_sae] at the positions that count, in float64."""
-        x = self.embeddings[self.ids(text)[0 if has_special else 1 :]]
+        x = self.embeddings[self.ids(text=text)[0 if has_special else 1 :]]
         found: np.ndarray = np.maximum(x @ self.values["W_enc"] + self.values["b_enc"], 0)
         # one token has one value, whatever the last bits of products of other shapes are
         return found.round(9)
