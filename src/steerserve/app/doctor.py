@@ -47,6 +47,7 @@ class Facts:
 def facts(settings: Settings | Sequence[str]) -> Facts:
     """What this machine can do with these settings, or with settings that have these faults."""
     exit_code, faults = 0, list[str]()
+    home = settings.steerserve_home if isinstance(settings, Settings) else None
     sentences = {
         "steerserve": f"{__version__}, Python {platform.python_version()}",
         "settings": "good",
@@ -63,11 +64,9 @@ def facts(settings: Settings | Sequence[str]) -> Facts:
     sentences |= {
         "cards": cards(),
         "processor": processor(),
-        "models": checked_models(
-            settings.steerserve_home if isinstance(settings, Settings) else None
-        ),
+        "models": checked_models(home),
         "libraries": libraries(),
-        "compiler": compiler(settings.steerserve_home if isinstance(settings, Settings) else None),
+        "compiler": compiler(home),
         "memory": memory(),
         "engines": engines(),
         "web page": web_page(),

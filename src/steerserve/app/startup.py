@@ -223,19 +223,16 @@ async def using(owners: Owners, row: ModelRow) -> AsyncIterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class DemoReady:
-    """The facts of the loaded demo that the text at the terminal names. `strength` is the value to try for the feature
-    `feature_idx`. `others` are the SAEs that are not attached, as `attach-set` takes them."""
+class Ready:
+    """The loaded model and SAE that the text at the terminal names. `others` are the SAEs that are not attached, as
+    `attach-set` takes them."""
 
-    model_name: str
-    sae_id: str
-    layer: int
-    feature_idx: int
-    strength: float
+    model: ModelRow
+    attachment: Attachment
     others: list[dict[str, object]]
 
 
-async def start_demo(owners: Owners) -> DemoReady:
+async def start_demo(owners: Owners) -> Ready:
     """Copy the demo into the data folder, register its model and its SAEs with their labels, load the model, attach the
     SAE of the proof, and import the example documents and the results of the example corpus.
 
@@ -258,32 +255,15 @@ async def start_demo(owners: Owners) -> DemoReady:
         attachment = await attached(owners, rows[proof["sae"]], proof["layer"])
     await _import_examples(owners)
     await _import_corpus(owners, row.name, {name: sae.id for name, sae in rows.items()})
-    others = [
+    others: list[dict[str, object]] = [
         {"sae_id": rows[sae.name].id, "layer": sae.layer}
         for sae in demo.saes()
         if sae.name != proof["sae"]
     ]
-    return DemoReady(
-        row.name,
-        attachment.sae_id,
-        attachment.layer,
-        proof["feature_idx"],
-        proof["strength"],
-        others,
-    )
+    return Ready(row, attachment, others)
 
 
-@dataclass(frozen=True, slots=True)
-class OwnReady:
-    """The facts of a loaded model and SAE of one's own that the text at the terminal names. `others` are the SAEs that
-    are not attached, as `attach-set` takes them."""
-
-    model: ModelRow
-    attachment: Attachment
-    others: list[dict[str, object]]
-
-
-async def start_own(owners: Owners, model: Path, saes: Sequence[Path]) -> OwnReady:
+async def start_own(owners: Owners, model: Path, saes: Sequence[Path]) -> Ready:
     """Register a model and its SAEs where they are, with the labels beside the SAEs, load the model, and attach the
     first SAE at the layer that it names.
 
@@ -306,7 +286,7 @@ async def start_own(owners: Owners, model: Path, saes: Sequence[Path]) -> OwnRea
     others: list[dict[str, object]] = [
         {"sae_id": sae.id, "layer": layer} for sae, layer in rows[1:] if sae.id != rows[0][0].id
     ]
-    return OwnReady(row, attachment, others)
+    return Ready(row, attachment, others)
 
 
 async def attached(owners: Owners, sae: SaeRow, layer: int) -> Attachment:
@@ -405,13 +385,14 @@ def _kept_texts(settings: Settings) -> str:
     )
 
 
-def _announce(ready: DemoReady, settings: Settings) -> None:
-    """Print requests that the person at the terminal can try."""
+def _announce(ready: Ready, settings: Settings) -> None:
+    """Print requests that the person at the terminal can try with the demo."""
     base = f"http://{settings.host}:{settings.port}"
-    body = json.dumps({"feature_idx": ready.feature_idx, "value": ready.strength})
+    name, attachment, proof = ready.model.name, ready.attachment, demo.proof()
+    body = json.dumps({"feature_idx": proof["feature_idx"], "value": proof["strength"]})
     message = {"role": "user", "content": "Tell me a story."}
     # greedy, so that the difference shows each time
-    ask = json.dumps({"model": ready.model_name, "messages": [message], "temperature": 0})
+    ask = json.dumps({"model": name, "messages": [message], "temperature": 0})
     saes = json.dumps({"saes": ready.others})
     send = "-H 'content-type: application/json' -d"
     print(
@@ -419,7 +400,7 @@ def _announce(ready: DemoReady, settings: Settings) -> None:
 steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
 
   Open {base}/ in a browser, or try the requests below.
-  The demo model {ready.model_name!r} is loaded; SAE {ready.sae_id} is attached at layer {ready.layer}.
+  The demo model {name!r} is loaded; SAE {attachment.sae_id} is attached at layer {attachment.layer}.
 
   Ask for a story:
     curl -s {base}/v1/chat/completions {send} '{ask}'
@@ -445,7 +426,7 @@ steerserve {__version__} is ready at {base}  (Ctrl-C stops it)
     )
 
 
-def _announce_own(ready: OwnReady, settings: Settings) -> None:
+def _announce_own(ready: Ready, settings: Settings) -> None:
     """Print what the person at the terminal can do with a model and an SAE of their own."""
     base = f"http://{settings.host}:{settings.port}"
     name, attachment = ready.model.name, ready.attachment
