@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from steerserve.agents.reading import Layer, Message, SaeId, found_profile, given
+from steerserve.agents.reading import Layer, Message, SaeId, found_profile
 from steerserve.client import AsyncClient
+from steerserve.client.calls import drop_none
 from steerserve.client.faults import InvalidParameter, ProfileNotFound
 
 Model = Annotated[int | str, Field(description="Id or name of a registered model.")]
@@ -27,7 +28,7 @@ class Changing:
     ) -> object:
         """Set live values of features, which steer every request without steering of its own. Values of other features
         stay."""
-        return await self._client.steering.set(values, **given(sae_id=sae_id, layer=layer))
+        return await self._client.steering.set(values, **drop_none(sae_id=sae_id, layer=layer))
 
     async def set_interventions(
         self,
@@ -35,7 +36,7 @@ class Changing:
         preserve_norm: bool | None = None,
     ) -> object:
         """Replace the live edits, which act on every request without steering of its own. An empty list ends them."""
-        return await self._client.interventions.set(edits, **given(preserve_norm=preserve_norm))
+        return await self._client.interventions.set(edits, **drop_none(preserve_norm=preserve_norm))
 
     async def clear_steering(self) -> object:
         """Clear all live values and edits."""
@@ -74,7 +75,7 @@ class Changing:
 
     async def save_profile(self, name: str, description: str | None = None) -> object:
         """Save the live values as a profile."""
-        return await self._client.profiles.save_current(name, **given(description=description))
+        return await self._client.profiles.save_current(name, **drop_none(description=description))
 
     async def activate_profile(
         self, profile: Annotated[str, Field(description="Id or name of a saved profile.")]
@@ -100,7 +101,7 @@ class Changing:
         """Train a vector, the direction from the negative texts to the positive ones, and store it. The answer has its
         AUC on held-out texts for each layer."""
         begun = await self._client.vectors.train(
-            name, positives=positives, negatives=negatives, **given(layers=layers)
+            name, positives=positives, negatives=negatives, **drop_none(layers=layers)
         )
         return (await self._client.jobs.wait(begun.id, progress=False)).result
 

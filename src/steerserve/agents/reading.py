@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from steerserve.client import Answer, AsyncClient
+from steerserve.client.calls import drop_none
 from steerserve.client.faults import (
     InvalidParameter,
     ModelNotLoaded,
@@ -139,9 +140,7 @@ class Reading:
         """The features of an attached SAE that are most active in a text, each with its largest activation and the
         token where it is. The text is read unsteered. The first position is left out, because SAEs are not trained on
         it."""
-        asked: dict[str, Any] = {"positions": "prompt", "top_k": top}
-        asked |= {} if sae_id is None else {"sae_id": sae_id}
-        asked |= {} if layer is None else {"layer": layer}
+        asked = drop_none(positions="prompt", top_k=top, sae_id=sae_id, layer=layer)
         ids = await self._ids(text, messages)
         answer = await self._client.complete(
             ids, max_tokens=1, temperature=0, logprobs=0, return_sae_activations=asked
@@ -166,7 +165,7 @@ class Reading:
                 positives,
                 negatives,
                 progress=False,
-                **given(sae_id=sae_id, layer=layer, top=top, holdout=holdout),
+                **drop_none(sae_id=sae_id, layer=layer, top=top, holdout=holdout),
             )
         ).answer
 
@@ -187,7 +186,7 @@ class Reading:
         """Let the model write: plain, with the live steering (the default), or with steering of this request alone. The
         answer says which steering it had; null is the model without steering. One seed gives one text."""
         own = self._own(steering, edits, profile, plain=plain)
-        body = own | given(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        body = own | drop_none(max_tokens=max_tokens, temperature=temperature, seed=seed)
         model = await self._model(profile)
         asked = _either(prompt, messages, "prompt")
         if isinstance(asked, str):
@@ -263,7 +262,7 @@ class Reading:
         _either(prompt, messages, "prompt")
         if profile is not None:
             _, profile = await found_profile(self._client, profile)
-        fields = given(
+        fields = drop_none(
             prompt=prompt,
             messages=messages,
             steering=steering,
@@ -293,7 +292,7 @@ class Reading:
     ) -> dict[str, object]:
         """A lens: which next tokens the residual stream of a text names after each layer, unsteered."""
         seen = await self._client.lens(
-            **given(text=text, messages=messages, layers=layers), top=top, kind=kind
+            **drop_none(text=text, messages=messages, layers=layers), top=top, kind=kind
         )
         places = range(len(seen.tokens))
         if position is not None:
@@ -347,7 +346,7 @@ class Reading:
         ] = "position",
     ) -> object:
         """What the active features at one position of a text add to the logit of a next token."""
-        fields = given(
+        fields = drop_none(
             text=text, messages=messages, against_token=against_token, sae_id=sae_id, layer=layer
         )
         return await self._client.attribution(
@@ -379,7 +378,7 @@ class Reading:
         limit: Limit = 10,
     ) -> object:
         """The features and the other vectors that are nearest to a vector, by cosine."""
-        return await self._client.vectors.neighbours(vector, limit=limit, **given(layer=layer))
+        return await self._client.vectors.neighbours(vector, limit=limit, **drop_none(layer=layer))
 
     async def list_captures(self) -> object:
         """The captures: values of sites of a model over texts, in files of the service."""
@@ -457,11 +456,6 @@ async def found_profile(client: AsyncClient, named: str) -> tuple[str, str]:
     raise ProfileNotFound(
         f"no profile has the id or the name {named!r}", details={"param": "profile"}
     )
-
-
-def given(**fields: object) -> dict[str, Any]:
-    """The fields that are not None."""
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _either(text: str | None, messages: list[Message] | None, name: str) -> str | list[Message]:

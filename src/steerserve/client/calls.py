@@ -331,6 +331,11 @@ def path_part(value: object) -> str:
     return quote(text, safe="")
 
 
+def drop_none(**fields: object) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 def answered(call: Call, retries: int) -> Steps[Reply]:
     """The answer to a call. A call that was refused with 503 is sent again after the time that the service suggests,
     at most `retries` times, and only where it cannot run twice.

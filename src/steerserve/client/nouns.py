@@ -23,15 +23,16 @@ from steerserve.client.calls import (
     composed,
     data,
     document,
+    drop_none,
     either,
     fault,
     model_of,
     path_part,
     route,
 )
-from steerserve.client.faults import UnexpectedAnswer
 from steerserve.client.waiting import (
     job_of,
+    job_result,
     until_cached,
     until_fetched,
     until_loaded,
@@ -183,9 +184,9 @@ from steerserve.rules.sensing.firings import ClusterFiringRecord, EdgeFiringReco
 from steerserve.rules.sensing.ranking import Rank
 
 OnConflict = Literal["rename", "fail"]
-Values = Mapping[int, float]
 FILE_PART = 1 << 24
 """The bytes of a file that are fetched at once."""
+Values = Mapping[int, float]
 """Feature index -> value."""
 Text = str | Sequence[Mapping[str, object]]
 """A text, or the messages of a conversation."""
@@ -257,7 +258,7 @@ class Models(Noun[Mode]):
         """
         where = (
             {"source": "local", "local_path": repo_or_path}
-            if repo_or_path[:1] in ("/", ".", "~")
+            if repo_or_path.startswith(("/", ".", "~"))
             else {"source": "huggingface", "repo_id": repo_or_path}
         )
         retries = self._runner.retries
@@ -300,12 +301,8 @@ class Models(Noun[Mode]):
         stored = yield from until_fetched(model_id, retries, progress=progress)
         if stored.status in ("loading", "loaded"):
             return (yield from until_loaded(model_id, retries, progress=progress))
-        call = Models.begin_load.call(
-            {"model_id": model_id}
-            | ({} if gpu is None else {"gpu": gpu})
-            | ({} if lease is None else {"lease": lease})
-        )
-        yield from answered(call, retries)
+        asked = drop_none(model_id=model_id, gpu=gpu, lease=lease)
+        yield from answered(Models.begin_load.call(asked), retries)
         return (yield from until_loaded(model_id, retries, progress=progress))
 
     @route("POST", "/api/models/{model_id}/unload")
@@ -436,12 +433,9 @@ class Saes(Noun[Mode]):
             wait: whether the answer waits for the download.
             progress: whether a bar shows the download meanwhile.
         """
-        where: dict[str, object] = {}
-        if repo_or_path is not None:
-            is_path = repo_or_path[:1] in ("/", ".", "~")
-            where["local_path" if is_path else "repository_id"] = repo_or_path
-        if file_path is not None:
-            where["file_path"] = file_path
+        is_path = (repo_or_path or "").startswith(("/", ".", "~"))
+        place = {"local_path" if is_path else "repository_id": repo_or_path}
+        where = drop_none(file_path=file_path, **place)
         retries = self._runner.retries
         call = Call("POST", "/api/saes/download", body=where | fields)
         registered = data((yield from answered(call, retries)), RegisteredSae)
@@ -589,13 +583,10 @@ class Steering(Noun[Mode]):
         Args:
             progress: whether a bar shows how far it is.
         """
-        body = {"clean": clean, "corrupt": corrupt, **fields}
+        call = Call("POST", "/api/patches", body={"clean": clean, "corrupt": corrupt, **fields})
         retries = self._runner.retries
-        begun = job_of((yield from answered(Call("POST", "/api/patches", body=body), retries)))
-        job = yield from until_over(begun.id, retries, progress=progress)
-        if not isinstance(job.result, Patches):
-            raise UnexpectedAnswer("the job has no patch sweep as its result")
-        return msgspec.convert(msgspec.to_builtins(job.result), PatchSweep)
+        found = yield from job_result(call, Patches, "patch sweep", retries, progress=progress)
+        return msgspec.convert(msgspec.to_builtins(found), PatchSweep)
 
     @route("POST", "/api/effects", query=("wait",), read=job_of)
     def begin_effects(
@@ -627,11 +618,7 @@ class Steering(Noun[Mode]):
         """
         call = Call("POST", "/api/effects", body={"strengths": strengths, **fields})
         retries = self._runner.retries
-        begun = job_of((yield from answered(call, retries)))
-        job = yield from until_over(begun.id, retries, progress=progress)
-        if not isinstance(job.result, Effects):
-            raise UnexpectedAnswer("the job has no effects as its result")
-        return job.result
+        return (yield from job_result(call, Effects, "effects", retries, progress=progress))
 
 
 class KeptResults(Noun[Mode]):
@@ -685,9 +672,9 @@ def form_call(
     fields: Mapping[str, object],
 ) -> Call:
     """A request whose form has a file of this machine, and the one beside it."""
-    paths = {"file": Path(file)} | ({} if metadata is None else {"metadata": Path(metadata)})
+    paths = {field: Path(path) for field, path in drop_none(file=file, metadata=metadata).items()}
     files = {field: (path.name, path.read_bytes()) for field, path in paths.items()}
-    texts = {field: str(value) for field, value in fields.items() if value is not None}
+    texts = {field: str(value) for field, value in drop_none(**fields).items()}
     return Call("POST", path, body={"name": name} | texts, files=files)
 
 
@@ -1360,11 +1347,8 @@ class Features(Noun[Mode]):
         body = {"positives": positives, "negatives": negatives, **fields}
         call = Call("POST", "/api/features/contrast", body=body)
         retries = self._runner.retries
-        begun = job_of((yield from answered(call, retries)))
-        job = yield from until_over(begun.id, retries, progress=progress)
-        if not isinstance(job.result, Contrast):
-            raise UnexpectedAnswer("the job has no contrast as its result")
-        return Listing(job.result.features, job.result)
+        found = yield from job_result(call, Contrast, "contrast", retries, progress=progress)
+        return Listing(found.features, found)
 
     @route("GET", "/api/saes/{sae_id}/labels", items="labels")
     def labels(

@@ -21,7 +21,7 @@ from steerserve.client.calls import (
     fault,
     path_part,
 )
-from steerserve.client.faults import ServiceError
+from steerserve.client.faults import ServiceError, UnexpectedAnswer
 from steerserve.control.inference.views import JobRecord, JobResult
 from steerserve.nouns.models.form import ModelRecord
 from steerserve.nouns.saes.form import SaeDetails
@@ -30,6 +30,7 @@ from steerserve.rules.jobs import JobFacts
 Seen = Callable[[float, float], None]
 """Is told how much is done, and of how much; 0 of 0 where it is not known."""
 Record = TypeVar("Record", ModelRecord, SaeDetails)
+Result = TypeVar("Result")
 
 PERIOD = 0.5
 """Seconds between two looks at a record."""
@@ -150,6 +151,22 @@ def job_of(reply: Reply) -> JobRecord:
     facts = {name: getattr(raw, name) for name in JobFacts.__struct_fields__}
     forms = [one for one in get_args(JobResult) if one is not type(None)]
     return JobRecord(**facts, result=None if raw.result is None else either(raw.result, forms))
+
+
+def job_result(
+    call: Call, kind: type[Result], name: str, retries: int, *, progress: bool
+) -> Steps[Result]:
+    """The result of the job that a call begins, once it is done. `name` is what the result should be.
+
+    Raises:
+        ServiceError: as `until_over`.
+        UnexpectedAnswer: the result is something else.
+    """
+    begun = job_of((yield from answered(call, retries)))
+    job = yield from until_over(begun.id, retries, progress=progress)
+    if not isinstance(job.result, kind):
+        raise UnexpectedAnswer(f"the job has no {name} as its result")
+    return job.result
 
 
 def until_over(job_id: str, retries: int, *, progress: bool) -> Steps[JobRecord]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from steerserve.client import Client
+from steerserve.client.calls import drop_none
 from steerserve.nouns.captures.form import CaptureDetails, CapturedTexts
 from steerserve.terminal import output
 from steerserve.terminal.output import show_facts, show_json, show_table
@@ -75,14 +76,14 @@ def _source(
     lines: Path | None, corpus: str | None, local_path: str | None, repo: str | None
 ) -> dict[str, Any]:
     """The fields that name the texts."""
-    fields: dict[str, Any] = {"corpus_id": corpus, "local_path": local_path}
+    fields = drop_none(corpus_id=corpus, local_path=local_path)
     if repo is not None:
         owner, _, rest = repo.partition("/")
         repository, _, fields["file_path"] = rest.partition("/")
         fields["repo_id"] = f"{owner}/{repository}"
     if lines is not None:
         fields["texts"] = _lines(lines)
-    return {field: value for field, value in fields.items() if value is not None}
+    return fields
 
 
 def _show(found: CaptureDetails, into: Path | None, as_json: bool) -> None:

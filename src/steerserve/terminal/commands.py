@@ -10,6 +10,7 @@ import typer
 
 from steerserve import demo
 from steerserve.client import Client
+from steerserve.client.calls import drop_none
 from steerserve.client.faults import (
     ModelNotFound,
     SaeIncompatible,
@@ -89,8 +90,8 @@ def run(
             client.steering.set(values)
             named = ", ".join(f"{index}={value:g}" for index, value in values.items())
             output.note(f"{named} stays set for every request of the service; {steered.CLEARING}")
-        own = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-        fields = _recommended(loaded) | {k: v for k, v in own.items() if v is not None}
+        own = drop_none(temperature=temperature, max_tokens=max_tokens, seed=seed)
+        fields = _recommended(loaded) | own
         talk = chat.Chat(client, loaded.name, system=system, fields=fields)
         if prompt:
             talk.once(prompt, as_json=as_json)
@@ -117,13 +118,9 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Download and register a model or an SAE."""
-    given: dict[str, Any] = {
-        "revision": revision,
-        "custom_name": name,
-        "quantization": quantization,
-        "gguf_label": gguf,
-    }
-    fields = {field: value for field, value in given.items() if value is not None}
+    fields = drop_none(
+        revision=revision, custom_name=name, quantization=quantization, gguf_label=gguf
+    )
     wrong = {"custom_name", "quantization", "gguf_label"} & set(fields) if sae else file
     if wrong:
         raise typer.BadParameter("--file is for SAEs; --name, --quantization, --gguf for models")
