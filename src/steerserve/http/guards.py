@@ -12,7 +12,6 @@ import hmac
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import ip_address
 
 from pydantic import SecretStr
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,6 +28,7 @@ from steerserve.rules.bounds import FORM_BYTES, MANAGEMENT_BODY_VALUES
 from steerserve.rules.text import shown
 from steerserve.rules.units import MIB
 from steerserve.settings import Settings
+from steerserve.settings.checks import is_address
 
 Answer = Callable[[str, Refusal], Response]
 """Makes the response to a refusal from the path of its request and the refusal."""
@@ -150,7 +150,7 @@ class Guards:
                 # a page that reads over plain HTTP sends neither of the two
                 or headers.get("user-agent", "").startswith("Mozilla/")
             )
-            if not is_browser or _is_address(name) or (name and "." not in name):
+            if not is_browser or is_address(name) or (name and "." not in name):
                 return None
         return Refusal(
             "FORBIDDEN_ORIGIN",
@@ -360,12 +360,3 @@ def _name(host: str) -> str | None:
     """The host name of a Host header, without its port. None: the header has not the form of a host and a port."""
     match = _HOST.fullmatch(host)
     return match and match["name"].lower()
-
-
-def _is_address(name: str) -> bool:
-    """Whether a host name is an IP address."""
-    try:
-        ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True

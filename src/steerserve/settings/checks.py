@@ -255,7 +255,7 @@ def hosts(given: list[str]) -> list[str]:
         ValueError: a text is neither, so no Host header would be equal to it.
     """
     for host in given:
-        if not _HOST.fullmatch(host) and not _is_address(host):
+        if not _HOST.fullmatch(host) and not is_address(host):
             raise ValueError(
                 f"{host[:200]!r} is no host: write the name alone, such as gpu.example.org, without https://, port, "
                 "path and wildcards"
@@ -263,7 +263,8 @@ def hosts(given: list[str]) -> list[str]:
     return given
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Whether the name of a host is an IP address."""
     try:
         ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
