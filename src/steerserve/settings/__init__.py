@@ -14,7 +14,6 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from steerserve.settings import checks as values
-from steerserve.settings.batches import BatchSettings
 from steerserve.settings.limits import (
     DAY,
     MIB_MAXIMUM,
@@ -30,9 +29,9 @@ from steerserve.settings.limits import (
     read_by,
 )
 from steerserve.settings.replicas import ReplicaSettings
-from steerserve.settings.runs import RecordSettings
 from steerserve.settings.secrets import Secrets
 from steerserve.settings.sensing import SensingSettings
+from steerserve.settings.stored import BatchSettings, RecordSettings
 
 
 class Settings(
