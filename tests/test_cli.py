@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 
 from steerserve import build, demo
 from steerserve.cli import main
+from tests.processes import run_command
 
 
 def run(home: Path, *arguments: str, **settings: str) -> Result:
@@ -24,16 +24,6 @@ def run(home: Path, *arguments: str, **settings: str) -> Result:
     # a command that starts the service puts its options into the environment
     with patch.dict(os.environ):
         return CliRunner().invoke(main, arguments, env={"STEERSERVE_HOME": str(home)} | settings)
-
-
-def run_apart(home: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "steerserve", *arguments],
-        env=os.environ | {"STEERSERVE_HOME": str(home)} | settings,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
 
 
 def test_doctor_says_what_the_machine_can_do(tmp_path: Path) -> None:
@@ -90,7 +80,7 @@ def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path)
 
 def test_a_command_that_needs_the_service_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(name='uvicorn')")
-    ran = run_apart(tmp_path, "serve", PYTHONPATH=":".join([str(tmp_path), *sys.path]))
+    ran = run_command("serve", PYTHONPATH=":".join([str(tmp_path), *sys.path]))
     assert ran.returncode == 2
     assert 'pip install "steerserve[serve]"' in ran.stderr
 
@@ -103,7 +93,7 @@ def test_a_service_of_another_build_is_not_started(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_version_and_help_need_no_service(tmp_path: Path) -> None:
-    assert run_apart(tmp_path, "--version").stdout.startswith("steerserve ")
+    assert run_command("--version").stdout.startswith("steerserve ")
     assert "demo" in run(tmp_path, "--help").stdout
 
 

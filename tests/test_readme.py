@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +15,12 @@ import numpy as np
 import psutil
 import pytest
 from safetensors.numpy import save
+from typer.testing import CliRunner
 
 from steerserve import demo
+from steerserve.cli import main
 from tests.loopback_hub import LoopbackHub
+from tests.processes import run_program, serving
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -66,55 +65,45 @@ def hub() -> Iterator[LoopbackHub]:
 @pytest.fixture(scope="module")
 def port(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Runs `steerserve demo`, as `make run` does, and waits until it has printed what to try next."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        chosen = probe.getsockname()[1]
     home = tmp_path_factory.mktemp("readme")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "steerserve", "demo", "--port", str(chosen)],
-        env=os.environ | {"STEERSERVE_HOME": str(home), "HF_ENDPOINT": hub.url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+    # the last line says which texts are kept
+    ready = "SENSING_CONTEXT_TOKENS=0"
+    with serving(home, command="demo", ready=ready, hf_endpoint=hub.url) as served:
+        assert served.url in "".join(served.lines)
+        yield served.port
+        # an idle stop is clean, and leaves no child
+        children = served.family()
+        assert children
+        served.process.terminate()
+        assert served.wait() == 0
+        assert psutil.wait_procs(children, timeout=60)[1] == []
+
+
+def run_in_shell(port: int, command: str) -> Any:
+    """What a command of the README prints, as JSON."""
+    ran = subprocess.run(
+        ["bash", "-c", command.replace(":8000", f":{port}")],
+        capture_output=True,
         text=True,
+        timeout=60,
     )
-    said: list[str] = []
-    announced = threading.Event()
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
 
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            said.append(line)
-            if "SENSING_CONTEXT_TOKENS=0" in line:  # the last line says which texts are kept
-                announced.set()
 
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    assert announced.wait(90), said
-    assert f"http://127.0.0.1:{chosen}" in "".join(said)
-    yield chosen
-    # an idle stop is clean, and leaves no child
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert children
-    process.terminate()
-    assert process.wait(60) == 0
-    assert psutil.wait_procs(children, timeout=60)[1] == []
-    reader.join(10)
-    assert process.stdout is not None
-    process.stdout.close()
+def run_python(port: int, program: str) -> str:
+    """What a program prints that asks the service."""
+    ran = run_program("-c", program, STEERSERVE_URL=f"http://127.0.0.1:{port}")
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 def test_every_command_of_the_tour_works_in_order(port: int) -> None:
-    answers = []
-    for block in blocks("bash"):
-        for command in re.split(r"\n(?=curl )", block.strip()):
-            ran = subprocess.run(
-                ["bash", "-c", command.replace(":8000", f":{port}")],
-                capture_output=True,
-                text=True,
-                timeout=60,
-            )
-            assert ran.returncode == 0, ran.stderr
-            answers.append(json.loads(ran.stdout))
+    answers = [
+        run_in_shell(port, command)
+        for block in blocks("bash")
+        for command in re.split(r"\n(?=curl )", block.strip())
+    ]
     story, turned_up, steered, attachment, steering, off, *rest = answers
     texts = [one["choices"][0]["message"]["content"] for one in (story, steered)]
     assert [is_of_the_sea(text) for text in texts] == [False, True], texts
@@ -136,42 +125,21 @@ def test_every_command_of_the_tour_works_in_order(port: int) -> None:
     assert ended["data"]["cleared_steering"] is True
 
 
-def test_the_python_examples_write_a_story(port: int) -> None:
-    for example in blocks("python"):
-        ran = subprocess.run(
-            [sys.executable, "-c", example.replace(":8000", f":{port}")],
-            env=os.environ | {"STEERSERVE_URL": f"http://127.0.0.1:{port}"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert ran.returncode == 0, ran.stderr
-        assert len(ran.stdout.split()) > 5
-
-
-def test_its_comparison_shows_the_sea_on_one_side(port: int) -> None:
-    (example,) = [block for block in blocks("python") if "compare" in block]
+def test_the_python_examples_write_a_story_and_compare_it(port: int) -> None:
     shown = "\nfor side in _.sides: print(side.text)"
-    ran = subprocess.run(
-        [sys.executable, "-c", example.replace("client.compare", "_ = client.compare") + shown],
-        env=os.environ | {"STEERSERVE_URL": f"http://127.0.0.1:{port}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    plain, steered = ran.stdout.splitlines()[-2:]
-    assert [is_of_the_sea(text) for text in (plain, steered)] == [False, True], ran
+    for example in blocks("python"):
+        program = example.replace(":8000", f":{port}")
+        if "compare" not in example:
+            assert run_python(port, program).strip()
+            continue
+        compared = program.replace("client.compare", "_ = client.compare") + shown
+        plain, steered = run_python(port, compared).splitlines()[-2:]
+        assert [is_of_the_sea(text) for text in (plain, steered)] == [False, True]
 
 
 def in_the_terminal(port: int, *words: str) -> str:
-    ran = subprocess.run(
-        [sys.executable, "-m", "steerserve", *words],
-        env=os.environ | {"STEERSERVE_URL": f"http://127.0.0.1:{port}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = CliRunner().invoke(main, words, env={"STEERSERVE_URL": f"http://127.0.0.1:{port}"})
+    assert ran.exit_code == 0, ran.stderr
     return ran.stdout
 
 
@@ -203,22 +171,14 @@ def test_a_model_of_ones_own_is_registered_loaded_and_served(port: int, tmp_path
     register = next(command for command in commands if "/data/my-model" in command)
     load = next(command for command in commands if "MODEL_ID" in command)
 
-    def run(command: str) -> Any:
-        ran = subprocess.run(
-            ["bash", "-c", command.replace(":8000", f":{port}")],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert ran.returncode == 0, ran.stderr
-        return json.loads(ran.stdout)
-
-    added = run(register.replace("/data/my-model", str(folder)))["data"]
+    added = run_in_shell(port, register.replace("/data/my-model", str(folder)))["data"]
     ask = "curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' -d "
     ask += """'{"model": "my-model", "prompt": "One day", "max_tokens": 1}'"""
-    assert run(ask)["error"]["code"] == "model_locked"  # the SAE of the demo is attached
-    assert run(load.replace("MODEL_ID", str(added["id"])))["data"]["status"] == "loaded"
-    assert run(ask)["model"] == "my-model"
+    # the SAE of the demo is attached
+    assert run_in_shell(port, ask)["error"]["code"] == "model_locked"
+    loaded = run_in_shell(port, load.replace("MODEL_ID", str(added["id"])))["data"]
+    assert loaded["status"] == "loaded"
+    assert run_in_shell(port, ask)["model"] == "my-model"
 
 
 def test_it_opens_with_the_commands_that_need_nothing_before_them() -> None:

@@ -1,18 +1,16 @@
-"""The service as a process: signals, crashes of the engine, clients that go away, a full queue, a taken port."""
+"""The service as a process: signals, crashes of the engine, clients that go away, a full queue."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,9 @@ import psutil
 import pytest
 
 from steerserve import demo
-from steerserve.engines.checkpoint.process import ENGINE, NAMES
-from tests.blank import DATABASE, lay
-from tests.described import Held
+from tests.processes import Process, serving
 from tests.resident import kill_engine
-from tests.service import (
-    ANSWER_SECONDS,
-    ONE_REPLICA,
-    Polls,
-    Running,
-    add_sae,
-    load_demo,
-    running,
-)
+from tests.service import ANSWER_SECONDS, ONE_REPLICA, Running, add_sae, load_demo, running
 
 MANY = {
     "model": demo.MODEL_NAME,
@@ -45,105 +33,6 @@ MANY = {
 LONG = {"model": demo.MODEL_NAME, "prompt": "One day", "max_tokens": 1000, "temperature": 1.9}
 GONE_SECONDS = 60
 """Seconds in which no process of a service that has ended may be left."""
-
-
-class Process:
-    """`python -m steerserve serve` on a free port, with the demo model registered. The process may have at most
-    `open_files` files open."""
-
-    def __init__(self, home: Path, open_files: int | None = None, **settings: Any) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        lay(home / DATABASE)
-        environment = {name.upper(): str(value) for name, value in settings.items()}
-        command = [sys.executable, "-m", "steerserve", "serve", "--port", str(self.port)]
-        if open_files is not None:
-            command = ["sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh", *command]
-        self.process = subprocess.Popen(
-            command,
-            env=os.environ | {"STEERSERVE_HOME": str(home), "LOG_FORMAT": "json"} | environment,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines: list[str] = []
-        self.started = threading.Event()
-        self.draining = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        assert self.started.wait(ANSWER_SECONDS), self.lines
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx2.Client(
-            base_url=self.url,
-            timeout=ANSWER_SECONDS,
-            event_hooks={"request": [Polls()], "response": [Held(self._described)]},
-        )
-
-    def _described(self) -> dict[str, Any]:
-        described: dict[str, Any] = httpx2.get(
-            f"{self.url}/openapi.json", timeout=ANSWER_SECONDS
-        ).json()
-        return described
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with suppress(ValueError):  # closed under it: a child still held the other end
-            for line in self.process.stderr:
-                self.lines.append(line)
-                if '"listening"' in line:
-                    self.started.set()
-                if '"draining"' in line:
-                    self.draining.set()
-        self.started.set()
-
-    def load_demo(self) -> int:
-        body = {
-            "source": "local",
-            "local_path": str(demo.MODEL_DIR),
-            "custom_name": demo.MODEL_NAME,
-        }
-        answer = self.http.post("/api/models", json=body)
-        model_id = answer.json()["data"]["id"]
-        loaded = self.http.post(f"/api/models/{model_id}/load?wait=true")
-        assert loaded.status_code == 200, loaded.text
-        return int(model_id)
-
-    def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def engines(self) -> list[psutil.Process]:
-        """The processes that hold the model: the engine, or those of its replicas, which are no children."""
-        health = self.http.get("/api/health/detailed").json()["data"]
-        if health["replicas"] is not None:
-            return [psutil.Process(one["pid"]) for one in health["replicas"]["replicas"]]
-        name = NAMES[ENGINE]
-        (engine,) = (child for child in self.family() if child.name() == name)
-        return [engine]
-
-    def wait(self) -> int:
-        return self.process.wait(ANSWER_SECONDS)
-
-
-@contextmanager
-def serving(home: Path, **settings: Any) -> Iterator[Process]:
-    served = Process(home, **settings)
-    try:
-        yield served
-    finally:
-        served.http.close()
-        if served.process.poll() is None:
-            for child in served.family():
-                child.kill()
-            served.process.kill()
-        served.process.wait(10)
-        served._reader.join(
-            10
-        )  # it reads to the end of the pipe, which children hold open for a moment
-        for pipe in (served.process.stdout, served.process.stderr):
-            assert pipe is not None
-            pipe.close()
 
 
 def stop_amid_a_stream(served: Process, sent: int) -> None:
@@ -217,15 +106,9 @@ def test_a_data_folder_has_one_service_and_is_free_again_after_a_kill(tmp_path: 
     with serving(tmp_path) as served:
         model_id = served.load_demo()
         children = served.family()
-        second = subprocess.run(
-            [sys.executable, "-m", "steerserve", "serve", "--port", str(served.port)],
-            env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_SECONDS,
-        )
-        assert second.returncode == 1
-        assert "another steerserve uses the data folder" in second.stderr
+        # tests/app/test_starting.py has what a second service says of this lock
+        with (tmp_path / "lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         served.process.kill()
         served.wait()
         assert psutil.wait_procs(children, timeout=GONE_SECONDS)[1] == []
@@ -266,37 +149,6 @@ def test_idle_connections_take_no_file_that_the_service_needs(tmp_path: Path) ->
         assert "database_fault" not in lines
         assert "Too many open files" not in lines
         stop_amid_a_stream(served, signal.SIGTERM)
-
-
-def test_a_service_that_may_open_too_few_files_does_not_start(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        ["sh", "-c", 'ulimit -n 100; exec "$@"', "sh", sys.executable, "-m", "steerserve", "serve"],
-        env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=ANSWER_SECONDS,
-    )
-    assert ran.returncode == 2
-    assert ran.stderr == (
-        "this process may open 100 files, and the service needs 208; raise the limit (`ulimit -n`)\n"
-    )
-
-
-def test_a_taken_port_is_said_plainly(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        ran = subprocess.run(
-            [sys.executable, "-m", "steerserve", "serve", "--port", str(port)],
-            env=os.environ | {"STEERSERVE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_SECONDS,
-        )
-    assert ran.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in ran.stderr
-    assert "Traceback" not in ran.stderr
 
 
 # ---------------------------------------------------------------- the engine

@@ -24,13 +24,7 @@ from steerserve.app import commands, serve
 from steerserve.database.db import Database
 from steerserve.errors import CannotStart
 from steerserve.rules.bounds import RESERVED_CONNECTIONS
-
-
-def port() -> str:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return str(unused.getsockname()[1])
-
+from tests.processes import free_port
 
 Prepare = Callable[[Path], dict[str, str]]
 
@@ -55,7 +49,13 @@ def in_use(home: Path) -> dict[str, str]:
     return {}
 
 
-held: list[TextIO] = []
+def with_a_taken_port(_: Path) -> dict[str, str]:
+    taken = socket.create_server(("127.0.0.1", 0))
+    held.append(taken)
+    return {"PORT": str(taken.getsockname()[1])}
+
+
+held: list[TextIO | socket.socket] = []
 
 
 def in_latin(home: Path) -> dict[str, str]:
@@ -105,6 +105,11 @@ CANNOT: dict[str, tuple[Prepare, int, list[str]]] = {
         ["steerserve.db", "another program", "'27c6a30d7c24'"],
     ),
     "in use": (in_use, PASSING, ["another steerserve", "STEERSERVE_HOME"]),
+    "taken port": (
+        with_a_taken_port,
+        PASSING,
+        ["cannot listen on 127.0.0.1:", "choose another HOST or PORT"],
+    ),
     "no folder of models": (without_models, WRONG, ["file/models", "MODEL_CACHE_DIR"]),
     "no server": (without_server, PASSING, ["'models' of 127.0.0.1:9", "DATABASE_URL"]),
     "no address": (
@@ -179,6 +184,8 @@ CANNOT: dict[str, tuple[Prepare, int, list[str]]] = {
     "no text": (in_latin, WRONG, ["/.env", "cannot be read", "UTF-8"]),
 }
 """Starts that cannot succeed, their exit codes, and words of their sentences."""
+IN_THE_LOG = {"no address", "no value", "in use", "newer", "bug"}
+"""One start of each place in the code that says why there is none: these also say it in the log for machines."""
 STARTS = """
 import json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -216,13 +223,13 @@ def ends(
     """The exit code, the output and the sentence of each start."""
     starts = {}
     for name, (prepare, _, _) in (CANNOT | {"bug": (lambda _: {}, 3, [])}).items():
-        for form in ("console", "json"):
+        for form in ("console", "json") if name in IN_THE_LOG else ("console",):
             home = tmp_path_factory.mktemp("home")
-            own = {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "ERROR", "PORT": port()}
+            own = {"STEERSERVE_HOME": str(home), "LOG_LEVEL": "ERROR", "PORT": str(free_port())}
             starts[f"{name} {form}"] = own | {"LOG_FORMAT": form} | prepare(home)
     yield json.loads(run_program(tmp_path_factory.mktemp("starts"), STARTS, json.dumps(starts)))
-    for file in held:
-        file.close()
+    for one in held:
+        one.close()
 
 
 @pytest.mark.parametrize("name", CANNOT)
@@ -237,10 +244,16 @@ def test_a_start_that_cannot_succeed_ends_in_one_sentence(
     for word in words:
         assert word in sentence
     assert "sentinel" not in sentence
-    _, _, logged = ends[f"{name} json"]
+
+
+@pytest.mark.parametrize("name", IN_THE_LOG - {"bug"})
+def test_the_sentence_is_a_line_of_the_log_for_machines(
+    ends: dict[str, tuple[int, str, str]], name: str
+) -> None:
+    code, _, logged = ends[f"{name} json"]
     line = json.loads(logged)
-    assert (line["event"], line["level"], line["exit_code"]) == ("cannot_start", "error", expected)
-    for word in words:
+    assert (line["event"], line["level"], line["exit_code"]) == ("cannot_start", "error", code)
+    for word in CANNOT[name][2]:
         assert word in line["reason"]
 
 
@@ -331,7 +344,7 @@ def run_program(folder: Path, program: str, *words: str) -> str:
     script.write_text(program)
     ran = subprocess.run(
         [sys.executable, str(script), *words],
-        env=os.environ | {"STEERSERVE_HOME": str(folder / "home"), "PORT": port()},
+        env=os.environ | {"STEERSERVE_HOME": str(folder / "home"), "PORT": str(free_port())},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -364,3 +377,16 @@ def test_the_limit_of_open_files_is_raised_for_the_connections(
     monkeypatch.setattr(resource, "setrlimit", lambda _, values: soft.append(values[0]))
     assert serve._allowed_connections(1000) == connections
     assert soft == ([] if raised is None else [raised])
+
+
+def test_a_service_that_may_open_too_few_files_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    with pytest.raises(CannotStart) as ended:
+        serve._allowed_connections(1000)
+    assert serve.exit_code(ended.value) == WRONG
+    assert str(ended.value) == (
+        "this process may open 100 files, and the service needs 208; raise the limit (`ulimit -n`)"
+    )

@@ -12,13 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx2
 import numpy as np
 from safetensors.numpy import save_file
 
 from steerserve import demo
-from tests.app.test_lifecycle import Process, serving
 from tests.loopback_hub import LoopbackHub
+from tests.processes import Process, serving
 from tests.recorded import RUN
 from tests.soak import watching
 
@@ -267,8 +266,3 @@ def opened(root: Path) -> Iterator[World]:
                 yield world
             finally:
                 watching.end(served)
-
-
-def http(world: World) -> httpx2.Client:
-    """A client of the caller's own."""
-    return httpx2.Client(base_url=world.url, timeout=60)

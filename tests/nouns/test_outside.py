@@ -15,9 +15,9 @@ import socketio
 
 from steerserve.client import Client, ServiceError
 from steerserve.client.calls import Blocking
-from tests.app.test_lifecycle import Process, serving
 from tests.nouns.pins.client import Pins
 from tests.nouns.pins.form import Pin
+from tests.processes import Process, serving
 
 PACKAGE = Path(__file__).parent / "pins"
 FILES = 7

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 
 from steerserve import demo
-from tests.app.test_lifecycle import serving
 from tests.parts import outside
+from tests.processes import serving
 from tests.service import ANSWER_SECONDS
 
 TOKENS = 8

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from steerserve.rules.residency.replicas import COUNT_MAXIMUM
 from steerserve.settings import Settings
 from steerserve.settings import replicas as setting_replicas
 from steerserve.settings.replicas import PortRange
+from tests.processes import run_program
 
 SOURCES = Path(setting_replicas.__file__).parents[1]
 OF_RAY = {"engines/ray/placer.py", "engines/ray/actor.py"}
@@ -129,10 +127,8 @@ def test_no_library_of_the_service_imports_ray_or_the_cryptography_of_links() ->
         sys.meta_path.insert(0, NoRay())
         import steerserve.app.service, steerserve.cli, steerserve.app.doctor
     """
-    ran = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"ENGINE_BACKEND": "local"}, timeout=60
-    )
-    assert ran.returncode == 0
+    ran = run_program("-c", code, ENGINE_BACKEND="local")
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_setting_and_the_route_have_the_same_largest_number() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from pydantic import ValidationError
 from steerserve.app import doctor
 from steerserve.settings import Settings
 from steerserve.settings.secrets import FILE_MAXIMUM, NAMES
+from tests.processes import run_program
 
 SECRETS = {
     "hub_token": "hf_sentinel",
@@ -158,15 +157,13 @@ def test_the_environment_of_the_service_has_no_secret_of_a_file(
 ) -> None:
     token, keys = written("token", "hf_sentinel"), written("keys", "sentinel")
     keys.chmod(0o604)
-    environment = os.environ | {"HUB_TOKEN_FILE": str(token), "API_KEYS_FILE": str(keys)}
-    done = subprocess.run(
-        [sys.executable, "-c", START],
-        env=environment | {"STEERSERVE_HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+    done = run_program(
+        *("-c", START),
+        HUB_TOKEN_FILE=str(token),
+        API_KEYS_FILE=str(keys),
+        STEERSERVE_HOME=str(tmp_path / "home"),
     )
+    assert done.returncode == 0, done.stderr
     opened, values, seen = done.stdout.split("\n", 2)
     assert opened == f"open api_keys_file {keys}"
     assert values == "hf_sentinel 1"

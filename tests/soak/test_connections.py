@@ -16,7 +16,7 @@ import websockets.exceptions
 from websockets.sync.client import connect as websocket
 
 from steerserve.rules.bounds import RESERVED_CONNECTIONS
-from tests.app.test_lifecycle import Process
+from tests.processes import Process
 from tests.soak import watching
 from tests.soak.clients import connect
 from tests.soak.watching import in_ms, sizes, stressed

@@ -13,7 +13,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.app.test_lifecycle import Process
+from tests.processes import Process
 from tests.soak import watching
 from tests.soak.clients import text_of
 from tests.soak.watching import in_ms

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from steerserve import demo
-from tests.app.test_lifecycle import serving
+from tests.processes import serving
 from tests.soak import schedule, watching
 from tests.soak.schedule import SEEDED, Book, Gate, Said, Schedule, said
 from tests.soak.watching import Process, Usage, in_ms, slope

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from steerserve.engines.checkpoint.process import ENGINE, NAMES
-from tests.app.test_lifecycle import Process, serving
+from tests.processes import Process, serving
 
 SMALL: dict[str, Any] = {"kv_cache_mb": 1, "torch_threads": 1}
 PATIENCE = 30.0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
+import readline
 import select
 import signal
 import socket
@@ -17,11 +19,14 @@ from types import TracebackType
 import psutil
 import pytest
 import typer
+from rich.console import Console
 
 from steerserve import Client, demo
 from steerserve.client import ServiceUnreachable
 from steerserve.terminal import chat as chats
+from steerserve.terminal import lines as written_lines
 from steerserve.terminal import output, starting
+from tests.processes import free_port, run_command
 from tests.service import Running
 from tests.terminal.gate import Gate, gate
 
@@ -41,7 +46,7 @@ the tests themselves run in the background."""
 class Terminal:
     """A command in a pseudo-terminal."""
 
-    def __init__(self, *words: str, columns: int = 80, **settings: str) -> None:
+    def __init__(self, *words: str, **settings: str) -> None:
         self._own, other = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, *words],
@@ -49,7 +54,7 @@ class Terminal:
             stdout=other,
             stderr=other,
             start_new_session=True,
-            env=os.environ | {"COLUMNS": str(columns), "TERM": "xterm"} | settings,
+            env=os.environ | {"COLUMNS": "80", "TERM": "xterm"} | settings,
         )
         os.close(other)
         self.text = ""
@@ -149,19 +154,15 @@ def test_a_person_chats_steers_compares_saves_and_leaves(labelled: Running) -> N
         assert terminal.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize(("columns", "lines"), [(30, 4), (80, 2)])
 def test_a_narrow_terminal_gets_the_sides_one_below_the_other(
-    labelled: Running,
+    monkeypatch: pytest.MonkeyPatch, columns: int, lines: int
 ) -> None:
-    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=labelled.url, columns=30) as terminal:
-        terminal.until(chats.PROMPT)
-        terminal.write("/steer 90=50\n")
-        terminal.until(chats.PROMPT)
-        terminal.write("/compare One day\n")
-        lines = [line.strip() for line in terminal.until(chats.PROMPT).splitlines()]
-        titles = [line for line in lines if "intensity" in line]
-        assert len(titles) == 2
-        terminal.write("/bye\n")
-        assert terminal.process.wait(PATIENCE) == 0
+    written = io.StringIO()
+    shown = Console(file=written, width=columns, force_terminal=True, color_system=None)
+    monkeypatch.setattr(output, "console", lambda: shown)
+    chats.show_sides(["intensity 0", "intensity 1"], ["the barn", "the sea"])
+    assert len(written.getvalue().splitlines()) == lines
 
 
 def test_lines_are_completed_and_come_back_in_the_next_chat(labelled: Running) -> None:
@@ -183,18 +184,16 @@ def test_lines_are_completed_and_come_back_in_the_next_chat(labelled: Running) -
         assert terminal.process.wait(PATIENCE) == 0
 
 
-@pytest.mark.parametrize(("kept", "lines"), [("0", None), ("1", ["/bye"])])
+@pytest.mark.parametrize(("kept", "lines"), [("0", None), ("off", None), ("1", ["/bye"])])
 def test_the_history_keeps_as_many_lines_as_it_is_told(
-    labelled: Running, home: Path, kept: str, lines: list[str] | None
+    home: Path, monkeypatch: pytest.MonkeyPatch, kept: str, lines: list[str] | None
 ) -> None:
-    settings = {"STEERSERVE_URL": labelled.url, "STEERSERVE_HISTORY": kept}
-    with Terminal("run", demo.MODEL_NAME, **settings) as terminal:
-        terminal.until(chats.PROMPT)
-        terminal.write("/help\n")
-        terminal.until(chats.PROMPT)
-        terminal.write("/bye\n")
-        assert terminal.process.wait(PATIENCE) == 0
+    monkeypatch.setenv(written_lines.SETTING, kept)
     file = home / chats.HISTORY
+    with written_lines.edited(file, []):
+        for line in ("/help", "/bye"):
+            readline.add_history(line)
+    readline.clear_history()
     assert (file.read_text().splitlines() if file.exists() else None) == lines
 
 
@@ -293,37 +292,18 @@ def test_ctrl_c_ends_a_single_answer_with_its_exit_code(
     assert end.value.exit_code == output.STOPPED
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_the_demo_goes_from_nothing_to_a_steered_answer_in_one_command(
-    tmp_path: Path, free_port: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {
-        "STEERSERVE_URL": f"http://127.0.0.1:{free_port}",
-        "STEERSERVE_HOME": str(tmp_path),
-    }
-    ask = [sys.executable, "-m", "steerserve"]
-    ran = subprocess.run(
-        [*ask, "run", "demo", "--steer", "sea=52.5", "Tell me a story."],
-        capture_output=True,
-        text=True,
-        env=os.environ | settings,
-        timeout=PATIENCE,
-    )
+    monkeypatch.setenv("STEERSERVE_URL", f"http://127.0.0.1:{free_port()}")
+    ran = run_command("run", "demo", "--steer", "sea=52.5", "Tell me a story.")
     try:
         assert ran.returncode == 0, ran.stderr
         assert len(ran.stdout.split()) > 5
         assert "starting a service" in ran.stderr
         record = (tmp_path / starting.RECORD).read_bytes()
         process = psutil.Process(starting.decoded(record).pid)
-        stopped = subprocess.run(
-            [*ask, "stop"], capture_output=True, text=True, env=os.environ | settings, timeout=60
-        )
+        stopped = run_command("stop")
         assert "has stopped" in stopped.stdout, stopped.stderr
         assert not process.is_running()
     finally:
@@ -332,10 +312,7 @@ def test_the_demo_goes_from_nothing_to_a_steered_answer_in_one_command(
 
 
 @pytest.mark.parametrize("record", [b"", b"{}", b'{"pid": 1, "created": 1.0, "url": "u"}'])
-def test_a_record_of_another_process_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes
-) -> None:
-    monkeypatch.setenv("STEERSERVE_HOME", str(tmp_path))
+def test_a_record_of_another_process_stops_nothing(tmp_path: Path, record: bytes) -> None:
     (tmp_path / starting.RECORD).write_bytes(record)
     with pytest.raises(ServiceUnreachable, match="no service runs"):
         starting.stop()

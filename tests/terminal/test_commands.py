@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from steerserve.rules.bounds import LOG_LINES_KEPT
 from steerserve.terminal import chat, commands, completing, output, watching
 from tests.circuits import activated, imported
 from tests.conftest import Start
+from tests.processes import run_command
 from tests.service import Running, add_sae
 
 Run = Callable[..., Result]
@@ -377,13 +376,8 @@ def test_run_samples_as_the_checkpoint_says_or_as_the_options_say(
 
 
 def test_piped_output_has_no_colour_and_is_not_cut(run: Run) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "steerserve", "show", demo.MODEL_NAME],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"COLUMNS": "30"},
-    )
+    ran = run_command("show", demo.MODEL_NAME, COLUMNS="30")
+    assert ran.returncode == 0, ran.stderr
     assert "\x1b" not in ran.stdout
     assert any(
         line.startswith("local_path") and str(demo.MODEL_DIR) in line

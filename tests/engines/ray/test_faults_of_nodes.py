@@ -16,10 +16,10 @@ import httpx2
 import psutil
 import pytest
 
-from tests.app.test_lifecycle import Process, serving
 from tests.engines.ray.crowd import REQUESTS, STATES, Known, asked, attach, crowding, learned, steer
 from tests.engines.ray.nodes import LOOK, Nodes, kill, replica_of, started
 from tests.nouns.replicas.test_replicated_model import BASE
+from tests.processes import Process, serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 COUNT = 2
