@@ -266,6 +266,19 @@ def steered(request: pytest.FixtureRequest, shared: Running) -> Iterator[Running
         detach(shared)
 
 
+@pytest.fixture
+def sea(shared: Running) -> Iterator[Running]:
+    """The shared service with the SAE attached that has the feature of the sea, and the labels of its features."""
+    sae = demo.saes()[1]
+    sae_id = add_sae(shared, sae)
+    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
+    labels = {str(index): entry for index, entry in demo.labels(sae).items()}
+    shared.data("POST", f"/api/saes/{sae_id}/labels", labels)
+    yield shared
+    shared.data("DELETE", f"/api/saes/{sae_id}/labels")
+    detach(shared)
+
+
 @pytest.fixture(scope="session")
 def second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with running(tmp_path_factory.mktemp("second")) as live:

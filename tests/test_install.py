@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from steerserve import demo
 from tests.circuits import detach
-from tests.service import Running, add_sae
+from tests.processes import free_port
+from tests.service import Running
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK = ROOT / "docs" / "notebooks" / "first-look.ipynb"
@@ -77,23 +77,8 @@ def install(tmp_path: Path) -> Install:
     return lambda extra: Environment(tmp_path / "environment", extra)
 
 
-@pytest.fixture
-def sea(shared: Running) -> Iterator[Running]:
-    """A service with the labelled SAE that the notebook reads."""
-    sae = demo.saes()[1]
-    sae_id = add_sae(shared, sae)
-    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-    labels = {str(index): entry for index, entry in demo.labels(sae).items()}
-    shared.data("POST", f"/api/saes/{sae_id}/labels", labels)
-    yield shared
-    shared.data("DELETE", f"/api/saes/{sae_id}/labels")
-    detach(shared)
-
-
 def free_address() -> str:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def test_the_light_install_asks_a_service(install: Install, sea: Running) -> None:

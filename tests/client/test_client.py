@@ -30,7 +30,8 @@ from steerserve.client.faults import (
 from steerserve.errors import TABLE
 from tests.client.awaiting import Awaiting
 from tests.conftest import Start
-from tests.service import Running, add_sae
+from tests.processes import run_program
+from tests.service import Running
 
 SEA = 90
 STORY = "Tell me a story."
@@ -64,12 +65,10 @@ def test_a_name_leads_to_no_other_route(client: Client, name: str) -> None:
 def test_the_import_is_light() -> None:
     names = "torch fastapi pydantic sqlalchemy starlette numpy typer transformers"
     code = (
-        "import sys, time; begun = time.perf_counter(); import steerserve; steerserve.Client\n"
-        "took = time.perf_counter() - begun\n"
+        "import sys, steerserve; steerserve.Client\n"
         f"print([name for name in {names!r}.split() if name in sys.modules])"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+    assert run_program("-c", code).stdout.strip() == "[]"
 
 
 def test_the_package_shows_the_client_and_nothing_else() -> None:
@@ -545,17 +544,8 @@ def test_an_answer_of_another_form_is_an_error_with_the_place() -> None:
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stories" / "stories.py"
 
 
-def test_the_example_project_reads_the_sea_in_steered_stories(shared: Running) -> None:
-    sae = demo.saes()[1]
-    sae_id = add_sae(shared, sae)
-    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-    ran = subprocess.run(
-        [sys.executable, EXAMPLE],
-        env={"STEERSERVE_URL": shared.url, "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    shared.data("POST", f"/api/saes/{sae_id}/detach")
+def test_the_example_project_reads_the_sea_in_steered_stories(sea: Running) -> None:
+    ran = run_program(EXAMPLE, STEERSERVE_URL=sea.url)
     assert ran.returncode == 0, ran.stderr
     lines = [line.split(maxsplit=2) for line in ran.stdout.splitlines()]
     assert [float(value) for value, *_ in lines] == [0.0, pytest.approx(23.8), pytest.approx(47.6)]

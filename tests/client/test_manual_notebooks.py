@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,8 @@ from typing import Any
 import pytest
 from tools.notebooks.page import page
 
-from steerserve import demo
-from tests.service import Running, add_sae
+from tests.processes import run_program
+from tests.service import Running
 
 ROOT = Path(__file__).parents[2]
 KEPT = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -33,23 +31,14 @@ def forms(notebook: Path) -> list[tuple[str, list[list[str]]]]:
 
 
 def test_the_notebooks_run_and_have_kept_what_their_cells_show(
-    shared: Running, tmp_path: Path
+    sea: Running, tmp_path: Path
 ) -> None:
-    sae = demo.saes()[1]
-    sae_id = add_sae(shared, sae)
-    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-    labels = {str(index): entry for index, entry in demo.labels(sae).items()}
-    shared.data("POST", f"/api/saes/{sae_id}/labels", labels)
     own = {name: str(tmp_path / name) for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR")}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tools.notebooks", "--url", shared.url, "--into", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | own | {"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
+    ran = run_program(
+        *("-m", "tools.notebooks", "--url", sea.url, "--into", str(tmp_path)),
+        **own,
+        PYTHONPATH=":".join(sys.path),
     )
-    shared.data("DELETE", f"/api/saes/{sae_id}/labels")
-    shared.data("POST", f"/api/saes/{sae_id}/detach")
     assert ran.returncode == 0, ran.stderr
     assert KEPT
     for notebook in KEPT:

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 
 from steerserve import demo
-from tests.service import Running, add_sae
+from tests.service import Running
 
-SEA = demo.saes()[1]
-"""Its feature 90 is the sea."""
 EDITS = {"edits": [{"op": "add", "feature": {"index": 90}, "value": 52.5}]}
 WALKS = ["Ada walked down to the", "One day we all went to the", "In the morning Noah ran to the"]
 ENDINGS = ["barn", "sea", "castle"]
@@ -97,15 +95,12 @@ needs_inspect = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def sea(shared: Running) -> Iterator[Running]:
-    """The shared service with the SAE of the sea, and a profile that turns its feature up."""
-    sae_id = add_sae(shared, SEA)
-    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": SEA.layer})
-    made = shared.data("POST", "/api/profiles", {"name": "at sea", "steering": {"90": 52.5}}, 201)
-    yield shared
-    shared.data("DELETE", f"/api/profiles/{made['id']}")
-    shared.data("POST", f"/api/saes/{sae_id}/detach")
+@pytest.fixture(autouse=True)
+def profile(sea: Running) -> Iterator[None]:
+    """A profile that turns the feature of the sea up."""
+    made = sea.data("POST", "/api/profiles", {"name": "at sea", "steering": {"90": 52.5}}, 201)
+    yield
+    sea.data("DELETE", f"/api/profiles/{made['id']}")
 
 
 def ran(live: Running, folder: Path, *words: str) -> str:
