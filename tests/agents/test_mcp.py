@@ -1,20 +1,20 @@
-"""The tools for agents, called as an agent's host calls them: over the standard input and output of the command."""
+"""The tools for agents, called as an agent's host calls them."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from steerserve import demo
-from tests.service import Running, add_sae
+from steerserve import AsyncClient, demo
+from tests.processes import run_command
+from tests.service import Running
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("mcp") is None, reason="the extra `mcp` is not installed"
@@ -49,37 +49,37 @@ class Agent:
 
 
 @asynccontextmanager
-async def agent(url: str, *options: str) -> AsyncIterator[Agent]:
+async def agent(url: str, *, allow_changes: bool = False) -> AsyncIterator[Agent]:
+    """An agent whose server is in this process, and asks the service at this address."""
     # every worker of the suite collects this file, and the import takes a second
+    mcp, served = map(importlib.import_module, ("mcp", "steerserve.agents.server"))
+    async with AsyncClient(url, headers=served.NO_LOADING) as client:
+        server = served.make_server(client, allow_changes=allow_changes)
+        async with mcp.Client(server) as session:
+            yield Agent(session)
+
+
+async def test_an_agent_asks_over_the_standard_input_and_output_of_the_command(
+    shared: Running,
+) -> None:
     mcp, stdio = map(importlib.import_module, ("mcp", "mcp.client.stdio"))
     command = mcp.StdioServerParameters(
         command=sys.executable,
-        args=["-m", "steerserve", "mcp", *options],
-        env={"STEERSERVE_URL": url, "PYTHONPATH": ":".join(sys.path)},
+        args=["-m", "steerserve", "mcp", "--allow-changes"],
+        env={"STEERSERVE_URL": shared.url, "PYTHONPATH": ":".join(sys.path)},
     )
     async with (
         stdio.stdio_client(command) as (read, write),
         mcp.ClientSession(read, write) as session,
     ):
         await session.initialize()
-        yield Agent(session)
+        assert {tool.name for tool in (await session.list_tools()).tools} > READS
+        assert (await Agent(session).call("status"))["model"] == demo.MODEL_NAME
 
 
-@pytest.fixture
-def sailing(shared: Running) -> Iterator[Running]:
-    """The shared service with the SAE attached that has the feature of the sea, which is labelled."""
-    sae = demo.saes()[1]
-    sae_id = add_sae(shared, sae)
-    shared.data("POST", f"/api/saes/{sae_id}/attach", {"layer": sae.layer})
-    shared.data("POST", f"/api/saes/{sae_id}/labels", {str(SEA): "sea"})
-    yield shared
-    shared.data("DELETE", f"/api/saes/{sae_id}/labels")
-    shared.data("POST", f"/api/saes/{sae_id}/detach")
-
-
-async def test_an_agent_finds_a_feature_and_steers_its_own_requests(sailing: Running) -> None:
-    sae_id = sailing.data("GET", "/api/saes/attachment")["sae_id"]
-    async with agent(sailing.url) as one:
+async def test_an_agent_finds_a_feature_and_steers_its_own_requests(sea: Running) -> None:
+    sae_id = sea.data("GET", "/api/saes/attachment")["sae_id"]
+    async with agent(sea.url) as one:
         listed = (await one.session.list_tools()).tools
         assert {tool.name for tool in listed} == READS
         assert all(tool.annotations and tool.annotations.read_only_hint for tool in listed)
@@ -88,8 +88,9 @@ async def test_an_agent_finds_a_feature_and_steers_its_own_requests(sailing: Run
         assert (await one.call("list_models"))["loaded_model_id"] is not None
         assert (await one.call("list_saes"))["total"] >= 1
 
-        assert (await one.call("list_features"))["labels"][0]["feature_idx"] == SEA
-        assert (await one.call("search_features", query="sea"))["matched"] == 1
+        labelled = (await one.call("list_features", words="sea", limit=1))["labels"]
+        found = (await one.call("search_features", query="sea", limit=1))["features"]
+        assert [label["feature_idx"] for label in (*labelled, *found)] == [SEA, SEA]
         promoting = await one.call("search_features", query="sea", by="promotes", limit=1)
         assert promoting["features"][0]["feature_idx"] == SEA
         assert (await one.call("get_feature", index=SEA))["typical_strength"] > 0
@@ -130,7 +131,7 @@ async def test_an_agent_finds_a_feature_and_steers_its_own_requests(sailing: Run
         assert found["features"][0]["index"] == SEA
         assert (await one.call("list_vectors"))["vectors"] == []
         assert (await one.call("list_profiles"))["profiles"] == []
-    assert sailing.data("GET", "/api/saes/steering")["values"] == {}
+    assert sea.data("GET", "/api/saes/steering")["values"] == {}
 
 
 async def test_a_score_counts_every_token_of_the_continuation(shared: Running) -> None:
@@ -168,12 +169,12 @@ async def test_a_score_counts_every_token_of_the_continuation(shared: Running) -
         assert empty["details"] == {"param": "continuation"}
 
 
-async def test_a_profile_is_named_by_its_id_or_its_name(sailing: Running) -> None:
-    made = sailing.data("POST", "/api/profiles", {"name": "at sea", "steering": {"90": 52.5}}, 201)
+async def test_a_profile_is_named_by_its_id_or_its_name(sea: Running) -> None:
+    made = sea.data("POST", "/api/profiles", {"name": "at sea", "steering": {"90": 52.5}}, 201)
     asked = {"prompt": "One day", "max_tokens": 8, "seed": 1}
     score = {"text": "The boats came back to the", "continuation": " sea"}
     try:
-        async with agent(sailing.url) as one:
+        async with agent(sea.url) as one:
             for tool, fields in (("generate", asked), ("score", score)):
                 first, second = [
                     await one.call(tool, **fields, profile=made[key]) for key in ("id", "name")
@@ -188,11 +189,11 @@ async def test_a_profile_is_named_by_its_id_or_its_name(sailing: Running) -> Non
             sides = await one.call("compare", prompt="One day", profile=made["id"], max_tokens=4)
             assert sides["sides"][1]["text"]
     finally:
-        sailing.data("DELETE", f"/api/profiles/{made['id']}")
+        sea.data("DELETE", f"/api/profiles/{made['id']}")
 
 
-async def test_a_refusal_is_an_error_of_the_tool_with_code_and_message(sailing: Running) -> None:
-    async with agent(sailing.url) as one:
+async def test_a_refusal_is_an_error_of_the_tool_with_code_and_message(sea: Running) -> None:
+    async with agent(sea.url) as one:
         error = await one.refusal("get_vector", vector="nope")
         assert (error["code"], error["status"]) == ("VECTOR_NOT_FOUND", 404)
         assert error["message"]
@@ -215,9 +216,9 @@ async def test_a_refusal_is_an_error_of_the_tool_with_code_and_message(sailing: 
         assert (await one.refusal("status"))["code"] == "SERVICE_UNREACHABLE"
 
 
-async def test_changes_are_made_where_they_are_allowed(sailing: Running) -> None:
+async def test_changes_are_made_where_they_are_allowed(sea: Running) -> None:
     sae = demo.saes()[1]
-    async with agent(sailing.url, "--allow-changes") as one:
+    async with agent(sea.url, allow_changes=True) as one:
         hints = {tool.name: tool.annotations for tool in (await one.session.list_tools()).tools}
         changes = {name for name, hint in hints.items() if hint and not hint.read_only_hint}
         assert set(hints) - changes == READS
@@ -266,16 +267,11 @@ async def test_changes_are_made_where_they_are_allowed(sailing: Running) -> None
         assert (unloaded["code"], unloaded["message"]) == ("MODEL_NOT_LOADED", "no model is loaded")
         await one.call("load_model", model=demo.MODEL_NAME)
         await one.call("attach_sae", sae=sae.name)
-    sailing.data("DELETE", f"/api/profiles/{saved['id']}")
+    sea.data("DELETE", f"/api/profiles/{saved['id']}")
 
 
 def test_without_the_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "mcp.py").write_text("raise ModuleNotFoundError(name='mcp')")
-    ran = subprocess.run(
-        [sys.executable, "-m", "steerserve", "mcp"],
-        env={"PYTHONPATH": ":".join([str(tmp_path), *sys.path])},
-        capture_output=True,
-        text=True,
-    )
+    ran = run_command("mcp", PYTHONPATH=":".join([str(tmp_path), *sys.path]))
     assert ran.returncode == 2
     assert "pip install 'steerserve[mcp]'" in ran.stderr
