@@ -95,12 +95,8 @@ class Race:
         resident = self._caller.data("GET", "/api/models")["loaded_model_id"]
         path = f"/api/models/{resident}/lease"
         body = {"holder": "fuzz", "reason": "race", "ttl_seconds": 2}
-
-        def take(_: int, caller: Caller) -> str:
-            answer = caller.code("POST", path, body)
-            return answer
-
-        _one_of(self._at_once(take), {"MODEL_LEASED"})
+        codes = self._at_once(lambda _, caller: caller.code("POST", path, body))
+        _one_of(codes, {"MODEL_LEASED"})
         lease = self._caller.data("GET", path)["lease"]
         _count(int(lease is not None), 1, "leases")
         while self._caller.data("GET", path)["lease"] is not None:

@@ -8,8 +8,8 @@ from tests.recorded import RUN
 
 JSON = "application/json"
 MOST_TOKENS = 4
-RESPONSES = "/v1/responses"
-GENERATING = ("/v1/chat/completions", "/v1/completions", RESPONSES, "/api/compare")
+CHATS, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+GENERATING = (CHATS, COMPLETIONS, RESPONSES, "/api/compare")
 
 CHAT = {"model": "{name}", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 TEXT = {"model": "{name}", "prompt": "One day", "max_tokens": 2, "temperature": 0}
@@ -103,53 +103,38 @@ MANY_VALUES = PROFILE | {"steering": {str(index): 1 for index in range(1001)}}
 
 # (weight, method, path, body): placeholders in braces are filled from what exists (`world.py`)
 ROUTES: tuple[tuple[float, str, str, Any], ...] = (
-    (6, "POST", "/v1/chat/completions", CHAT),
-    (3, "POST", "/v1/chat/completions", CHAT | {"stream": True}),
-    (2, "POST", "/v1/chat/completions", CHAT_FULL),
-    (1, "POST", "/v1/chat/completions", CHAT | {"extra_messages": [CHAT["messages"]], "seed": 1}),
-    (1, "POST", "/v1/chat/completions", CHAT | {"n": 2, "temperature": 1}),
+    (6, "POST", CHATS, CHAT),
+    (3, "POST", CHATS, CHAT | {"stream": True}),
+    (2, "POST", CHATS, CHAT_FULL),
+    (1, "POST", CHATS, CHAT | {"extra_messages": [CHAT["messages"]], "seed": 1}),
+    (1, "POST", CHATS, CHAT | {"n": 2, "temperature": 1}),
+    (1, "POST", CHATS, CHAT | {"logprobs": True, "top_logprobs": 2, "max_tokens": 1}),
+    (1, "POST", CHATS, CHAT | {"chat_template_kwargs": {"enable_thinking": False}}),
     (
         1,
         "POST",
-        "/v1/chat/completions",
-        CHAT | {"logprobs": True, "top_logprobs": 2, "max_tokens": 1},
-    ),
-    (
-        1,
-        "POST",
-        "/v1/chat/completions",
-        CHAT | {"chat_template_kwargs": {"enable_thinking": False}},
-    ),
-    (
-        1,
-        "POST",
-        "/v1/chat/completions",
+        CHATS,
         CHAT | {"return_sae_activations": {"sae_id": "{sae}", "top_k": 2, "positions": "all"}},
     ),
     (
         1,
         "POST",
-        "/v1/chat/completions",
+        CHATS,
         CHAT | {"stream": True, "return_sae_activations": READ, "sae_steering": OWN},
     ),
-    (0.3, "POST", "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+    (0.3, "POST", CHATS, CHAT | {"response_format": {"type": "json_object"}}),
     (3, "POST", RESPONSES, RESPONSE | {"instructions": "Be brief."}),
     (3, "POST", RESPONSES, RESPONSE | {"stream": True, "input": [ITEM]}),
     (1, "POST", RESPONSES, RESPONSE | {"metadata": {"run": "one"}, "sae_steering": OWN, "seed": 1}),
     (0.3, "POST", RESPONSES, RESPONSE | {"text": {"format": {"type": "json_object"}}}),
-    (4, "POST", "/v1/completions", TEXT),
-    (
-        3,
-        "POST",
-        "/v1/completions",
-        TEXT | {"stream": True, "stream_options": {"include_usage": True}},
-    ),
-    (2, "POST", "/v1/completions", TEXT | {"prompt": ["One day", "The sea"], "seed": 3}),
-    (2, "POST", "/v1/completions", SCORE),
-    (1, "POST", "/v1/completions", SCORE | {"allowed_token_ids": [1, 2, 3]}),
-    (1, "POST", "/v1/completions", SCORE | {"echo": True, "prompt": ["One day", "The sea"]}),
-    (1, "POST", "/v1/completions", TEXT | {"sae_steering": OWN}),
-    (1, "POST", "/v1/completions", TEXT | {"prompt": [[1, 2, 3], [4]]}),
+    (4, "POST", COMPLETIONS, TEXT),
+    (3, "POST", COMPLETIONS, TEXT | {"stream": True, "stream_options": {"include_usage": True}}),
+    (2, "POST", COMPLETIONS, TEXT | {"prompt": ["One day", "The sea"], "seed": 3}),
+    (2, "POST", COMPLETIONS, SCORE),
+    (1, "POST", COMPLETIONS, SCORE | {"allowed_token_ids": [1, 2, 3]}),
+    (1, "POST", COMPLETIONS, SCORE | {"echo": True, "prompt": ["One day", "The sea"]}),
+    (1, "POST", COMPLETIONS, TEXT | {"sae_steering": OWN}),
+    (1, "POST", COMPLETIONS, TEXT | {"prompt": [[1, 2, 3], [4]]}),
     (1, "POST", "/api/tokenize", {"text": "One day"}),
     (1, "POST", "/api/tokenize", {"messages": CHAT["messages"]}),
     (1, "POST", "/api/detokenize", {"ids": [1, 2, 3]}),
