@@ -15,7 +15,6 @@ from tests.browser.service import Demo
 from tests.browser.visit import Visit
 
 WIDE = {"width": 1280, "height": 900}
-NARROW = {"width": 360, "height": 780}
 TEST_SECONDS = 900
 """The bound of one test. A busy machine draws and writes slowly, and every wait inside has a bound of its own."""
 

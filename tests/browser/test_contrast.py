@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import expect
 
 from steerserve import demo
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 from tests.browser.steering import strength
 
 
@@ -23,7 +23,6 @@ def test_the_feature_of_a_concept_is_found_and_tried(tab: Tab) -> None:
     assert not visit.violations()
     page.reload()
     expect(first.get_by_role("rowheader")).to_contain_text("sea")
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
     visit.button("Steer with sea").click()
     expect(strength(visit, "sea")).to_be_visible()

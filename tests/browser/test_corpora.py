@@ -8,7 +8,7 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from steerserve import demo
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 from tests.browser.service import Demo
 
 LINES = [
@@ -34,8 +34,7 @@ def test_a_dropped_file_is_read_and_deleted_again(tab: Tab, served: Demo, tmp_pa
     visit.button("Read them").click()
     row = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="boats"))
     expect(row.get_by_text("done", exact=True)).to_be_visible()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
     row.get_by_role("link").first.click()
     proof, sae = demo.proof(), served.data("GET", "/api/saes/attachment")["sae_id"]
     visit.open(f"/features/{sae}/{proof['layer']}/{proof['feature_idx']}")

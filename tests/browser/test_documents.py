@@ -11,9 +11,9 @@ import pytest
 from playwright.sync_api import Locator, Route, expect
 
 from steerserve import demo
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 from tests.browser.service import Demo, wait_for
-from tests.browser.visit import Visit
+from tests.browser.visit import NARROW, Visit
 
 
 def renamed(file: Path, name: str) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import expect
 
 from steerserve import demo
-from tests.browser.conftest import NARROW, WIDE, Tab
+from tests.browser.conftest import WIDE, Tab
 from tests.browser.service import Demo
-from tests.browser.visit import Entry, Visit, entries
+from tests.browser.visit import NARROW, Entry, Visit, entries
 
 PAGES = entries()
 by_path = pytest.mark.parametrize("entry", PAGES, ids=lambda entry: entry.path)
@@ -150,8 +150,7 @@ def test_the_page_of_one_feature_is_accessible_and_fits_a_narrow_window(
     visit.open(f"/features/{first['sae_id']}/{first['layer']}/{index}")
     expect(visit.heading).to_contain_text("sea")
     assert not visit.violations()
-    visit.page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
 
 
 def test_keys_lead_to_every_page_and_the_list_of_keys_names_them(tab: Tab) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import expect
 
 from steerserve import demo
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 from tests.browser.service import Demo
 
 
@@ -73,8 +73,7 @@ def test_the_effect_of_a_feature_is_measured(tab: Tab, served: Demo) -> None:
     expect(curve).to_be_visible()
     expect(page.get_by_role("img", name="Log-probability that a word begins")).to_be_visible()
     assert not visit.violations()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
 
 
 def test_a_kept_measurement_is_opened_and_becomes_evidence(tab: Tab, served: Demo) -> None:
@@ -98,8 +97,7 @@ def test_a_kept_measurement_is_opened_and_becomes_evidence(tab: Tab, served: Dem
     (told,) = served.data("GET", "/api/effects")["effects"]
     assert [one["name"] for one in told["evidence_for"]] == ["calm sea"]
     assert not visit.violations()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
     visit.button(f"Delete the measurement {kept}").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_text("A measurement is kept here when it is done.")).to_be_visible()

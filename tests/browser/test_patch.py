@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -23,8 +23,7 @@ def test_the_place_of_a_difference_is_found_and_made_an_edit(tab: Tab, scheme: s
     expect(cells.nth(1)).to_have_text("·")
     expect(page.get_by_role("grid", name="Patches of hook_z by layer and token")).to_be_visible()
     assert not visit.violations()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
     cells.last.click()
     page.keyboard.press("ArrowDown")
     opened = page.get_by_role("group", name="The open patch of resid_post")

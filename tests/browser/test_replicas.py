@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from steerserve import demo
-from tests.browser.conftest import NARROW, Tab
-from tests.browser.visit import Visit
+from tests.browser.conftest import Tab
+from tests.browser.visit import NARROW, Visit
 from tests.local_cluster import LocalCluster
 from tests.nouns.replicas.test_replicated_model import BASE, Replicated, by_name
 from tests.service import Running, add_sae, load_demo, running
@@ -163,8 +163,7 @@ def test_a_number_for_which_no_node_has_memory_is_refused_in_words(
     expect(refusal.get_by_text("INSUFFICIENT_MEMORY", exact=True)).to_be_visible()
     expect(refusal.get_by_text("east: the model does not fit")).to_be_visible()
     assert visit.overflow() <= 0
-    visit.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
-    assert visit.overflow() <= 0
+    visit.check_narrow()
     expect(list_of(visit).get_by_text("2 of 2 serve", exact=True)).to_be_visible()
     assert [one["pid"] for one in rows(live)] == [one["pid"] for one in before]
 
@@ -184,6 +183,5 @@ def test_a_replica_that_none_can_stand_in_for_is_kept_and_the_reason_is_said(
         refusal = list_of(visit).get_by_role("alert")
         expect(refusal.get_by_text("REPLICAS_UNAVAILABLE", exact=True)).to_be_visible()
         expect(refusal.get_by_text("no other replica serves; unload the model")).to_be_visible()
-        visit.page.set_viewport_size(NARROW)  # type: ignore[arg-type]
-        assert visit.overflow() <= 0
+        visit.check_narrow()
     expect(list_of(visit).get_by_text("1 of 1 serves", exact=True)).to_be_visible()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import expect
 
 from steerserve import demo
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 from tests.browser.service import Demo
 
 
@@ -28,5 +28,4 @@ def test_a_recorded_answer_is_made_again_and_exported(tab: Tab, served: Demo) ->
         visit.button("Export all").click()
     assert saved.value.suggested_filename == "runs.jsonl"
     assert answer["id"] in saved.value.path().read_text()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Request, expect
 
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 from tests.browser.service import Demo, wait_for
 from tests.browser.steering import complete, generate, side, steer_link, strength, text_of
 from tests.browser.visit import Visit
@@ -193,8 +193,7 @@ def test_a_complete_comparison_is_accessible_and_fits_a_narrow_window(
     visit = tab(color_scheme=scheme).open(f"/steer?{link}")
     generate(visit)
     assert not visit.violations()
-    visit.page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
 
 
 def compared(request: Request) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from playwright.sync_api import expect
 
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 from tests.browser.service import Demo
 
 
@@ -29,8 +29,7 @@ def test_the_lens_shows_what_the_service_answers(tab: Tab, served: Demo, scheme:
     grid.get_by_role("button").first.press("Enter")
     expect(page.get_by_role("heading", name="token 0", exact=False)).to_be_visible()
     assert not visit.violations()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
 
 
 def test_a_trained_lens_is_registered_and_read_with(tab: Tab, served: Demo, tmp_path: Path) -> None:
@@ -53,8 +52,7 @@ def test_a_trained_lens_is_registered_and_read_with(tab: Tab, served: Demo, tmp_
     last = len(served.data("POST", "/api/lens", {"text": "a", "top": 1})["layers"]) - 1
     assert rows.all_text_contents() == [f"layer {layer}" for layer in (last, 2, 0)]
     assert not visit.violations()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
     visit.button("Delete the lens identity").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_role("combobox", name="Lens")).to_have_count(0)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from steerserve import demo
-from tests.browser.conftest import NARROW, Tab
+from tests.browser.conftest import Tab
 from tests.browser.service import Demo
 from tests.browser.steering import generate, side, steer_link, text_of
 
@@ -41,8 +41,7 @@ def test_a_vector_is_trained_from_two_boxes_of_texts(tab: Tab, served: Demo) -> 
     (made,) = served.data("GET", "/api/vectors")["vectors"]
     assert [one["layer"] for one in made["layers"]] == [LAYER]
     assert not visit.violations()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
 
 
 def test_a_vector_is_trained_from_pairs_that_continue_prompts(tab: Tab, served: Demo) -> None:
@@ -61,8 +60,7 @@ def test_a_vector_is_trained_from_pairs_that_continue_prompts(tab: Tab, served: 
     page.get_by_role("combobox", name="Site").select_option("mlp_out")
     page.get_by_role("textbox", name="Layers").fill(str(LAYER))
     assert not visit.violations()
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
     visit.button("Train").click()
     expect(page.get_by_role("heading", name="harbour", exact=True)).to_be_visible()
     (made,) = served.data("GET", "/api/vectors")["vectors"]
@@ -93,8 +91,7 @@ def test_a_vector_is_imported_and_steers(tab: Tab, served: Demo) -> None:
     with page.expect_download() as download:
         visit.button("Export GGUF").click()
     assert download.value.suggested_filename == "calm.gguf"
-    page.set_viewport_size(NARROW)
-    assert visit.overflow() <= 0
+    visit.check_narrow()
 
     page.get_by_role("link", name="Use it").click()
     expect(page.get_by_text("Add 1 × calm", exact=True)).to_be_visible()

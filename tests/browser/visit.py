@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import ConsoleMessage, Locator, Page, expect
+from playwright.sync_api import ConsoleMessage, Locator, Page, ViewportSize, expect
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "ui" / "node_modules" / "axe-core" / "axe.min.js"
+NARROW: ViewportSize = {"width": 360, "height": 780}
 WAIT = 90_000
 """The time within which something must be seen, in milliseconds: a busy machine draws late."""
 expect.set_options(timeout=WAIT)
@@ -104,6 +105,11 @@ class Visit:
         """The pixels by which the page is wider than its window."""
         width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         return int(self.page.evaluate(width))
+
+    def check_narrow(self) -> None:
+        """Make the window narrow. The page must fit into it."""
+        self.page.set_viewport_size(NARROW)
+        assert self.overflow() <= 0
 
     def _said(self, message: ConsoleMessage) -> None:
         # a service that the machine starves may refuse with 503 for a moment, and the page asks again
