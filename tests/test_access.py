@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import shutil
 import threading
@@ -16,7 +15,6 @@ from starlette.routing import Route
 
 from steerserve import demo
 from steerserve.app import meter
-from steerserve.logs import setup as log
 from steerserve.nouns import registry
 from steerserve.rules import changes
 from tests.conftest import Start
@@ -181,21 +179,6 @@ def test_the_id_of_a_client_is_given_back(shared: Running, lines: Lines, wanted:
 def test_a_bad_id_is_replaced(shared: Running, lines: Lines, wanted: str) -> None:
     answer = shared.http.get("/v1/models", headers={"x-request-id": wanted})
     assert NEW_ID.fullmatch(answer.headers["x-request-id"])
-
-
-def test_lines_of_the_server_have_no_coloured_copy(capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        log.configure("INFO", "json")
-        colour = {"color_message": "\x1b[36mStarted\x1b[0m"}
-        logging.getLogger("uvicorn.error").info("Started", extra=colour)
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
-    line = json.loads(capsys.readouterr().err)
-    assert line["event"] == "Started"
-    assert "color_message" not in line
 
 
 # ------------------------------------------------------------------ who changed what

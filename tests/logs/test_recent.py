@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import structlog
 
-from steerserve.logs import setup as log
 from steerserve.logs.lines import LogLine
 from steerserve.logs.recent import RecentLines
 from steerserve.rules.bounds import LOG_LINES_KEPT
+from tests.logs.configured import configured
 from tests.service import Running
 
 TOKEN = "hf_SENTINEL0123456789"
@@ -20,26 +19,17 @@ PROMPT = "my very private prompt"
 logger = structlog.get_logger("steerserve.tests")
 
 
-@contextmanager
-def logging_to(kept: RecentLines, level: str) -> Iterator[RecentLines]:
-    """All lines of this process go to `kept`. Each service that a test starts takes them to itself otherwise."""
-    root = logging.getLogger()
-    handlers, before = root.handlers[:], root.level
-    log.configure(level, "json", kept)
-    yield kept
-    root.handlers[:] = handlers
-    root.setLevel(before)
-
-
 @pytest.fixture
 def lines() -> Iterator[RecentLines]:
-    with logging_to(RecentLines(before=1000), "DEBUG") as kept:
+    kept = RecentLines(before=1000)
+    # each service that a test starts takes all lines of this process to itself otherwise
+    with configured("DEBUG", kept):
         yield kept
 
 
 @pytest.fixture
 def served_lines(shared: Running) -> Iterator[Running]:
-    with logging_to(shared.service.owners.around.log_lines, "INFO"):
+    with configured("INFO", shared.service.owners.around.log_lines):
         yield shared
 
 

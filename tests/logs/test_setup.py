@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from steerserve.logs import setup as log
+from tests.logs.configured import configured
 
 FORGED = "x\n2026-01-01T00:00:00Z [info     ] forged\x1b[2J\u202e\u2028\x85\ud800"
 
@@ -61,13 +62,16 @@ def test_a_line_goes_to_the_standard_error_that_replaced_a_closed_one(
 ) -> None:
     successor = io.StringIO()
     monkeypatch.setattr(sys, "stderr", Replaced(successor))
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        log.configure("INFO", "json")
+    with configured("INFO"):
         logging.getLogger("steerserve").info("kept")
-    finally:
-        root.handlers[:] = handlers
-        root.setLevel(level)
     (written,) = successor.getvalue().splitlines()
     assert json.loads(written)["event"] == "kept"
+
+
+def test_lines_of_the_server_have_no_coloured_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    with configured("INFO"):
+        colour = {"color_message": "\x1b[36mStarted\x1b[0m"}
+        logging.getLogger("uvicorn.error").info("Started", extra=colour)
+    line = json.loads(capsys.readouterr().err)
+    assert line["event"] == "Started"
+    assert "color_message" not in line
