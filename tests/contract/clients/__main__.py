@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,13 +23,13 @@ import aiohttp
 from aiohttp import web
 
 from steerserve import demo
+from tests.processes import free_port, serving
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 NODE = HERE.parent / "node"
 ENVIRONMENTS = ROOT / ".venv-clients"
 PAGE = ROOT / "docs" / "clients.md"
-START_SECONDS = 120
 CLIENT_SECONDS = 180
 NOT_PASSED_ON = {"host", "content-length", "transfer-encoding", "connection", "accept-encoding"}
 IGNORED, STRICT = "X-Service-Ignored-Fields", "X-Service-Strict"
@@ -133,11 +132,13 @@ async def main() -> int:
     commands = [client.command() for client in CLIENTS]
     reference = _output(sys.executable, str(HERE / "reference.py"))
     found = []
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(Path(folder) / "service", command="demo", ready="is ready at") as service,
+    ):
         async with (
-            _service(Path(folder) / "service") as service,
             aiohttp.ClientSession() as session,
-            _listening(recorder := Recorder(service, session)) as base,
+            _listening(recorder := Recorder(service.url, session)) as base,
         ):
             for client, command in zip(CLIENTS, commands, strict=True):
                 found.append(one := Found(client))
@@ -150,10 +151,9 @@ async def main() -> int:
     return 0
 
 
-async def _ask(found: Found, command: list[str], base: str, folder: Path, reference: str) -> None:
-    """Run a client's script in a home of its own, and read what it tells."""
-    home = Path(tempfile.mkdtemp(dir=folder))
-    own = {
+def environment(base: str, home: Path, reference: str) -> dict[str, str]:
+    """What a client's script reads, and switches for requests of the clients to other services (price lists, traces)."""
+    return {
         "SERVICE_BASE_URL": base,
         "SERVICE_MODEL": demo.MODEL_NAME,
         "SERVICE_TOKENIZER": str(demo.MODEL_DIR),
@@ -163,10 +163,15 @@ async def _ask(found: Found, command: list[str], base: str, folder: Path, refere
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LANGSMITH_TRACING": "false",
     }
+
+
+async def _ask(found: Found, command: list[str], base: str, folder: Path, reference: str) -> None:
+    """Run a client's script in a home of its own, and read what it tells."""
+    home = Path(tempfile.mkdtemp(dir=folder))
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=home,
-        env=os.environ | own,
+        env=os.environ | environment(base, home, reference),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -184,35 +189,12 @@ async def _ask(found: Found, command: list[str], base: str, folder: Path, refere
 
 
 @asynccontextmanager
-async def _service(home: Path) -> AsyncIterator[str]:
-    """The demo service on a free port, once it has said that it is ready."""
-    command = [sys.executable, "-m", "steerserve", "demo", "--port", str(port := _free_port())]
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        env=os.environ | {"STEERSERVE_HOME": str(home)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(START_SECONDS):
-        while b"is ready at" not in (line := await process.stdout.readline()):
-            assert line, "the service ended before it was ready"
-    draining = asyncio.create_task(process.stdout.read())
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.wait()
-        await draining
-
-
-@asynccontextmanager
 async def _listening(recorder: Recorder) -> AsyncIterator[str]:
     application = web.Application(client_max_size=1 << 24)
     application.router.add_route("*", "/{path:.*}", recorder.pass_on)
     runner = web.AppRunner(application)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port := _free_port())
+    site = web.TCPSite(runner, "127.0.0.1", port := free_port())
     await site.start()
     try:
         yield f"http://127.0.0.1:{port}"
@@ -279,12 +261,6 @@ def _run(*command: str) -> None:
 
 def _output(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 
 BASE_URL = os.environ["SERVICE_BASE_URL"]
@@ -23,6 +24,18 @@ REFERENCE = json.loads(os.environ["SERVICE_REFERENCE"])
 STORY = "Tell me a story."
 
 Call = Callable[[], object]
+
+
+@contextmanager
+def raises(kind: type[Exception], says: str) -> Iterator[None]:
+    """The block raises an error of the client, whose text or code says so."""
+    try:
+        yield
+    except kind as error:
+        if says not in f"{getattr(error, 'code', '')} {error}":
+            raise
+    else:
+        raise AssertionError(f"nothing said {says!r}")
 
 
 class Calls:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 import tiktoken
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
-from told import BASE_URL, MODEL, STORY, Calls
+from told import BASE_URL, MODEL, STORY, Calls, raises
+
+import openai
 
 calls = Calls("langchain-openai")
 there: dict[str, Any] = {
@@ -28,9 +31,34 @@ class Weather(BaseModel):
 
 @calls.works("`ChatOpenAI`: `invoke`, `stream`, `batch`")
 def invoke() -> None:
-    assert chat.invoke(STORY).content
-    assert list(chat.stream(STORY))
-    assert len(chat.batch([STORY, STORY])) == 2
+    chat = ChatOpenAI(max_tokens=8, seed=1, include_response_headers=True, **there)
+    whole = chat.invoke(STORY)
+    assert whole.content
+    assert whole.usage_metadata["output_tokens"] == 8
+    assert whole.response_metadata["finish_reason"] == "length"
+    assert "x-service-ignored-fields" not in whole.response_metadata["headers"]
+    chunks = list(chat.stream(STORY))
+    assert "".join(str(chunk.content) for chunk in chunks) == whole.content
+    assert [c.usage_metadata["output_tokens"] for c in chunks if c.usage_metadata] == [8]
+    assert [answer.content for answer in chat.batch([STORY, STORY])] == [whole.content] * 2
+    assert asyncio.run(asked_asynchronously()) == (whole.content, whole.content)
+    scored = ChatOpenAI(max_tokens=1, logprobs=True, top_logprobs=2, **there).invoke(STORY)
+    (token,) = scored.response_metadata["logprobs"]["content"]
+    assert token["token"] == scored.content
+    assert len(token["top_logprobs"]) == 2
+    for fields, error, says in (
+        ({"model": "nobody"}, openai.NotFoundError, "nobody"),
+        ({"max_tokens": 5000}, openai.BadRequestError, "context_length_exceeded"),
+    ):
+        with raises(error, says):
+            ChatOpenAI(**there | fields).invoke(STORY)
+
+
+async def asked_asynchronously() -> tuple[str, str]:
+    """The answer as a whole, and put together from its stream."""
+    chat = ChatOpenAI(max_tokens=8, seed=1, **there)
+    whole = await chat.ainvoke(STORY)
+    return whole.content, "".join([chunk.content async for chunk in chat.astream(STORY)])
 
 
 @calls.works('`with_structured_output`, its default `method="json_schema"`')
@@ -40,15 +68,17 @@ def structured() -> None:
 
 @calls.works("`OpenAI` (text completions): `invoke`, `stream`")
 def complete() -> None:
-    text = OpenAI(max_tokens=5, **there)
-    assert text.invoke("One day")
-    assert list(text.stream("One day"))
+    text = OpenAI(max_tokens=8, seed=1, **there)
+    whole = text.invoke("One day")
+    assert "".join(text.stream("One day")) == whole != ""
 
 
 @calls.works("`OpenAIEmbeddings(check_embedding_ctx_length=False)`")
 def embed() -> None:
     embeddings = OpenAIEmbeddings(check_embedding_ctx_length=False, **there)
-    assert len(embeddings.embed_documents(["The sea", "A path"])) == 2
+    one, other = embeddings.embed_documents(["The sea", "A mountain path"])
+    assert len(one) == len(other) > 1
+    assert one != other
 
 
 @calls.refused(

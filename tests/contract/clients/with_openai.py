@@ -7,7 +7,7 @@ import json
 from typing import Literal
 
 from pydantic import BaseModel
-from told import BASE_URL, MODEL, STORY, Calls
+from told import BASE_URL, MODEL, STORY, Calls, raises
 
 import openai
 
@@ -30,61 +30,108 @@ class Weather(BaseModel):
 
 @calls.works("chat")
 def chat() -> None:
-    assert chats.create(model=MODEL, messages=messages, max_tokens=5).choices[0].message.content
+    answer = chats.create(model=MODEL, messages=messages, max_tokens=4, n=3, seed=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert {choice.message.role for choice in answer.choices} == {"assistant"}
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert all(choice.message.content for choice in answer.choices)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+    assert str(answer.system_fingerprint).startswith("service:")
+    with raises(openai.NotFoundError, "model_not_found"):
+        chats.create(model="nobody", messages=messages)
+    with raises(openai.BadRequestError, "context_length_exceeded"):
+        chats.create(model=MODEL, messages=messages, max_tokens=5000)
 
 
 @calls.works("chat stream")
 def stream() -> None:
-    options = {"include_usage": True}
-    ask = {"model": MODEL, "messages": messages, "max_tokens": 5, "stream_options": options}
-    assert [chunk.usage for chunk in chats.create(**ask, stream=True) if chunk.usage]
+    ask = {"model": MODEL, "messages": messages, "max_tokens": 8, "seed": 1}
+    whole = chats.create(**ask)
+    chunks = list(chats.create(**ask, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    joined = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert joined == whole.choices[0].message.content
+    assert [chunk.usage for chunk in chunks if chunk.usage] == [whole.usage]
 
 
 @calls.works("`chat.completions.stream` helper")
 def helper() -> None:
     with chats.stream(model=MODEL, messages=messages, stop=["."]) as events:
-        assert events.get_final_completion().choices[0].message.content
+        deltas = [event.delta for event in events if event.type == "content.delta"]
+        final = events.get_final_completion()
+    assert final.choices[0].finish_reason == "stop"
+    assert final.choices[0].message.content == "".join(deltas) != ""
 
 
 @calls.works("`chat.completions.parse` with a pydantic model")
 def parse() -> None:
     answer = chats.parse(model=MODEL, messages=messages, response_format=Weather)
     assert isinstance(answer.choices[0].message.parsed, Weather)
+    with raises(openai.LengthFinishReasonError, "length limit"):
+        chats.parse(model=MODEL, messages=messages, response_format=Weather, max_tokens=3)
 
 
 @calls.works("`completions.create`, `logprobs`")
 def complete() -> None:
-    answer = client.completions.create(model=MODEL, prompt="One day", max_tokens=1, logprobs=2)
-    assert answer.choices[0].logprobs is not None
+    ask = {"model": MODEL, "max_tokens": 5}
+    prompts = client.completions.create(**ask, prompt=["One day", "The sea"])
+    assert [choice.index for choice in prompts.choices] == [0, 1]
+    streamed = client.completions.create(**ask, prompt="One day", stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed)
+    text = client.completions.create(model=MODEL, prompt="One day", max_tokens=1, logprobs=3)
+    found = text.choices[0].logprobs
+    assert found is not None
+    assert (found.tokens, found.text_offset) == ([text.choices[0].text], [len("One day")])
+    (near,) = found.top_logprobs or []
+    assert len(near) == 3
+    assert max(near.values()) == found.token_logprobs[0] < 0
+    chat = chats.create(
+        model=MODEL, messages=messages, logprobs=True, top_logprobs=2, max_tokens=1
+    ).choices[0]
+    (token,) = chat.logprobs.content
+    assert token.token == chat.message.content
+    assert bytes(token.bytes or []) == token.token.encode()
+    assert token.top_logprobs[0].logprob == token.logprob > token.top_logprobs[1].logprob
 
 
 @calls.works("`embeddings.create` (base64 by default) and `float`")
 def embed() -> None:
-    default = client.embeddings.create(model=MODEL, input="The sea")
-    plain = client.embeddings.create(model=MODEL, input="The sea", encoding_format="float")
-    assert default.data[0].embedding == plain.data[0].embedding
+    texts = ["The sea", "A mountain path"]
+    default = client.embeddings.create(model=MODEL, input=texts)
+    plain = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    assert [one.index for one in default.data] == [0, 1]
+    assert [one.embedding for one in default.data] == [one.embedding for one in plain.data]
+    assert default.data[0].embedding != default.data[1].embedding
+    assert default.usage.total_tokens == plain.usage.total_tokens > 0
 
 
 @calls.works("`models.list`, `models.retrieve`")
 def models() -> None:
     assert MODEL in [model.id for model in client.models.list()]
     assert client.models.retrieve(MODEL).id == MODEL
+    with raises(openai.NotFoundError, "nobody"):
+        client.models.retrieve("nobody")
 
 
 @calls.works("extensions in `extra_body`")
 def extensions() -> None:
     asked = {"return_sae_activations": {"top_k": 1}, "steering_intensity": 0.5}
-    answer = chats.create(model=MODEL, messages=messages, max_tokens=2, extra_body=asked)
+    ask = {"model": MODEL, "messages": messages, "max_tokens": 2}
+    raw = chats.with_raw_response.create(**ask, extra_body=asked)
+    assert "X-Service-Ignored-Fields" not in raw.headers
+    answer = raw.parse()
     assert answer.model_extra is not None
     assert answer.model_extra["service"]["sae_activations"]["positions"]
 
 
 @calls.works("`user`, `store`, `metadata` and the like, which change nothing")
 def unused() -> None:
-    chats.create(
+    raw = chats.with_raw_response.create(
         model=MODEL,
         messages=messages,
         max_tokens=2,
+        seed=3,
         user="u",
         store=False,
         metadata={"run": "1"},
@@ -93,6 +140,11 @@ def unused() -> None:
         parallel_tool_calls=False,
         top_p=0.9,
     )
+    assert "user" in raw.headers["X-Service-Ignored-Fields"]
+    assert raw.headers["X-Service-Seed"] == "3;scope=request"
+    strict = {"X-Service-Strict": "true"}
+    with raises(openai.BadRequestError, "unused_fields_refused"):
+        chats.create(model=MODEL, messages=messages, user="u", extra_headers=strict)
 
 
 @calls.refused("tools", says="tools: not honoured", instead="`response_format` with a schema")
@@ -141,6 +193,13 @@ def async_responses() -> None:
                 assert (await events.get_final_response()).output_text
             parsed = await responses.parse(model=MODEL, input=STORY, text_format=Weather)
             assert isinstance(parsed.output_parsed, Weather)
+            chats = client.chat.completions
+            short = {"model": MODEL, "messages": messages, "stop": ["."], "seed": 1}
+            async with chats.stream(**short) as events:
+                final = await events.get_final_completion()
+            same = await asyncio.gather(*(chats.create(**short) for _ in range(24)))
+            texts = {one.choices[0].message.content for one in (final, *same)}
+            assert len(texts) == 1
 
     asyncio.run(ask())
 
