@@ -70,6 +70,13 @@ def until_closed(link: socket.socket) -> bytes:
     return text
 
 
+def answer_to(live: Running, data: bytes) -> bytes:
+    """Everything that the service sends to these bytes, until it closes the connection."""
+    with linked(live) as link:
+        pour(link, data)
+        return until_closed(link)
+
+
 def parts(answer: bytes) -> tuple[int, dict[str, str], Any]:
     """The status, the headers and the JSON of one answer."""
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -135,12 +142,8 @@ ENDLESS_BODIES = {
 
 @pytest.mark.parametrize("name", [*ENDLESS, *ENDLESS_BODIES])
 def test_bytes_beside_the_body_are_bounded(shared: Running, name: str) -> None:
-    with linked(shared) as link:
-        pour(link, (ENDLESS | ENDLESS_BODIES)[name])
-        answer = until_closed(link)
-    status, headers, body = parts(answer)
-    assert (status, body["error"]["code"]) == (431, "HEADERS_TOO_LARGE")
-    assert headers["connection"] == "close"
+    answer = answer_to(shared, (ENDLESS | ENDLESS_BODIES)[name])
+    check_refused(answer, 431, "HEADERS_TOO_LARGE")
     assert is_alive(shared)
 
 
@@ -149,24 +152,20 @@ def test_headers_that_end_within_the_limit_are_served_and_larger_ones_are_not(
 ) -> None:
     def ask(size: int) -> bytes:
         head = b"GET /api/health HTTP/1.1\r\n" + HOST + b"Connection: close\r\nX: "
-        with linked(shared) as link:
-            pour(link, head + b"a" * (size - len(head) - 4) + b"\r\n\r\n")
-            return until_closed(link)
+        return answer_to(shared, head + b"a" * (size - len(head) - 4) + b"\r\n\r\n")
 
     assert parts(ask(HEAD_BYTES - 100))[0] == 200
     assert parts(ask(HEAD_BYTES + 10_000))[0] == 431
 
 
 def test_the_refusal_of_large_headers_has_the_form_of_its_path(shared: Running) -> None:
-    with linked(shared) as link:
-        pour(link, b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"X: " + b"a" * MEGABYTE)
-        status, headers, body = parts(until_closed(link))
+    asked = b"POST /v1/chat/completions HTTP/1.1\r\n" + HOST + b"X: " + b"a" * MEGABYTE
+    status, headers, body = parts(answer_to(shared, asked))
     assert (status, body["error"]["code"]) == (431, "headers_too_large")
     assert body["error"]["type"] == "invalid_request_error"
     assert headers["x-service-batch"] == "extra_messages"
-    with linked(shared) as link:
-        pour(link, b"GET /api/models HTTP/1.1\r\n" + HOST + b"X: " + b"a" * MEGABYTE)
-        check_refused(until_closed(link), 431, "HEADERS_TOO_LARGE")
+    asked = b"GET /api/models HTTP/1.1\r\n" + HOST + b"X: " + b"a" * MEGABYTE
+    check_refused(answer_to(shared, asked), 431, "HEADERS_TOO_LARGE")
 
 
 def test_large_headers_after_a_first_request_are_refused_too(shared: Running) -> None:
@@ -184,21 +183,16 @@ def test_a_large_body_in_tiny_chunks_is_read_and_its_trailers_are_no_headers(
     head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
     head += b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
-    with linked(shared) as link:
-        pour(link, head + chunks + b"0\r\nX-Request-Id: trailer\r\n\r\n")
-        status, headers, answer = parts(until_closed(link))
+    sent = head + chunks + b"0\r\nX-Request-Id: trailer\r\n\r\n"
+    status, headers, answer = parts(answer_to(shared, sent))
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert headers["x-request-id"] != "trailer"
 
 
 def test_what_is_not_http_is_refused_with_a_code(shared: Running) -> None:
-    with linked(shared) as link:
-        pour(link, b"hello\r\n\r\n")
-        check_refused(until_closed(link), 400, "MALFORMED_REQUEST")
+    check_refused(answer_to(shared, b"hello\r\n\r\n"), 400, "MALFORMED_REQUEST")
     head = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
-    with linked(shared) as link:
-        pour(link, head + b"no chunk")
-        status, _, body = parts(until_closed(link))
+    status, _, body = parts(answer_to(shared, head + b"no chunk"))
     assert (status, body["error"]["code"]) == (400, "malformed_request")
 
 
@@ -206,12 +200,10 @@ def test_requests_that_wait_on_one_connection_are_answered_in_order_and_bounded(
     shared: Running,
 ) -> None:
     last = ALIVE.replace(HOST, HOST + b"Connection: close\r\n")
-    with linked(shared) as link:
-        pour(link, ALIVE * PIPELINED_REQUESTS + last)
-        assert until_closed(link).count(b"HTTP/1.1 200") == PIPELINED_REQUESTS + 1
-    with linked(shared) as link:
-        pour(link, ALIVE * 10_000)
-        assert until_closed(link).count(b"HTTP/1.1 200") <= 2 * PIPELINED_REQUESTS
+    answers = answer_to(shared, ALIVE * PIPELINED_REQUESTS + last)
+    assert answers.count(b"HTTP/1.1 200") == PIPELINED_REQUESTS + 1
+    answers = answer_to(shared, ALIVE * 10_000)
+    assert answers.count(b"HTTP/1.1 200") <= 2 * PIPELINED_REQUESTS
     assert is_alive(shared)
 
 
@@ -230,11 +222,9 @@ def test_a_body_that_nobody_reads_is_not_taken_without_end(start: Start) -> None
 def test_headers_that_do_not_arrive_end_the_connection(
     tight: Running,
 ) -> None:
-    with linked(tight) as link:
-        assert until_closed(link) == b""
-    with linked(tight) as link:
-        link.sendall(b"GET /v1/models HTTP/1.1\r\nHost: local")
-        status, headers, body = parts(until_closed(link))
+    assert answer_to(tight, b"") == b""
+    asked = b"GET /v1/models HTTP/1.1\r\nHost: local"
+    status, headers, body = parts(answer_to(tight, asked))
     assert (status, body["error"]["code"]) == (408, "request_timeout")
     assert headers["connection"] == "close"
     with linked(tight) as link:
@@ -248,15 +238,13 @@ def test_a_body_that_does_not_arrive_is_refused_with_a_code(
     tight: Running,
 ) -> None:
     fields = b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    with linked(tight) as link:
-        link.sendall(b"POST /v1/completions HTTP/1.1\r\n" + HOST + fields)
-        status, headers, body = parts(until_closed(link))
+    asked = b"POST /v1/completions HTTP/1.1\r\n" + HOST + fields
+    status, headers, body = parts(answer_to(tight, asked))
     assert (status, body["error"]["code"]) == (408, "request_timeout")
     assert headers["connection"] == "close"
     for path in (b"/api/models", b"/socket.io/?EIO=4&transport=polling&sid=x"):
-        with linked(tight) as link:
-            link.sendall(b"POST " + path + b" HTTP/1.1\r\n" + HOST + fields)
-            check_refused(until_closed(link), 408, "REQUEST_TIMEOUT")
+        answer = answer_to(tight, b"POST " + path + b" HTTP/1.1\r\n" + HOST + fields)
+        check_refused(answer, 408, "REQUEST_TIMEOUT")
     # nobody waits for this body, so its connection is closed after the answer
     with linked(tight) as link:
         link.sendall(b"GET /api/health HTTP/1.1\r\n" + HOST + fields)
@@ -277,8 +265,7 @@ def test_a_long_answer_is_not_cut_by_the_time_that_a_request_may_take(
         link.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         # both limits pass on another connection before the event comes
         for _ in range(2):
-            with linked(tight) as other:
-                assert until_closed(other) == b""
+            assert answer_to(tight, b"") == b""
         load_demo(tight)
         event = b""
         while b"model:load:progress" not in event:
