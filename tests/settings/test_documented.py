@@ -11,10 +11,7 @@ from docs import generate
 from pydantic import ValidationError
 
 from steerserve.settings import Settings
-
-
-def made(**changes: Any) -> Settings:
-    return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
+from tests.settings.made import made
 
 
 @pytest.mark.shows("limits.26")

@@ -12,18 +12,14 @@ from pydantic import ValidationError
 
 from steerserve.app.serve import run
 from steerserve.rules.residency.replicas import COUNT_MAXIMUM
-from steerserve.settings import Settings
 from steerserve.settings import replicas as setting_replicas
 from steerserve.settings.replicas import PortRange
 from tests.processes import run_program
+from tests.settings.made import made
 
 SOURCES = Path(setting_replicas.__file__).parents[1]
 OF_RAY = {"engines/ray/placer.py", "engines/ray/actor.py"}
 """The files that may import Ray. They run in other processes than the service."""
-
-
-def made(**changes: Any) -> Settings:
-    return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
 
 
 def test_one_engine_on_this_machine_is_the_default() -> None:

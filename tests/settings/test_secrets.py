@@ -13,6 +13,7 @@ from steerserve.app import doctor
 from steerserve.settings import Settings
 from steerserve.settings.secrets import FILE_MAXIMUM, NAMES
 from tests.processes import run_program
+from tests.settings.made import made
 
 SECRETS = {
     "hub_token": "hf_sentinel",
@@ -25,10 +26,6 @@ SECRETS = {
 def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-def made(**changes: Any) -> Settings:
-    return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
 
 
 def plain(settings: Settings, name: str) -> str:
