@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -83,6 +84,16 @@ class Terminal:
         before, _, self.text = self.text.partition(text)
         return before
 
+    def say(self, line: str) -> str:
+        """What is printed after a line, up to the next prompt of the chat."""
+        self.write(f"{line}\n")
+        return self.until(chats.PROMPT)
+
+    def leave(self) -> None:
+        """Leave the chat, which ends the command."""
+        self.write("/bye\n")
+        assert self.process.wait(PATIENCE) == 0
+
     def __enter__(self) -> Terminal:
         return self
 
@@ -95,6 +106,14 @@ class Terminal:
         self.process.kill()
         self.process.wait(10)
         os.close(self._own)
+
+
+@contextmanager
+def chatting(url: str) -> Iterator[Terminal]:
+    """A chat that waits for a line."""
+    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=url) as terminal:
+        terminal.until(chats.PROMPT)
+        yield terminal
 
 
 @pytest.fixture(autouse=True)
@@ -124,29 +143,19 @@ def labelled(steered: Running) -> Iterator[Running]:
 
 
 def test_a_person_chats_steers_compares_saves_and_leaves(labelled: Running) -> None:
-    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=labelled.url) as terminal:
-        terminal.until(chats.PROMPT)
-        terminal.write("/steer sea=+50\n")
-        assert "90" in terminal.until(chats.PROMPT)
+    with chatting(labelled.url) as terminal:
+        assert "90" in terminal.say("/steer sea=+50")
         assert labelled.data("GET", "/api/saes/steering")["values"] == {"90": 50.0}
-        terminal.write("Tell me a story.\n")
-        assert len(terminal.until(chats.PROMPT).split()) > 5
-        terminal.write("/compare\n")
-        compared = terminal.until(chats.PROMPT)
+        assert len(terminal.say("Tell me a story.").split()) > 5
+        compared = terminal.say("/compare")
         assert "intensity 0" in compared
         assert "intensity 1" in compared
-        terminal.write("/features sea\n")
-        assert "sea" in terminal.until(chats.PROMPT).replace("/features sea", "")
-        terminal.write("/save calm\n")
-        assert "saved as calm" in terminal.until(chats.PROMPT)
-        terminal.write("/steer fish=1\n")
-        assert "has the label 'fish'" in terminal.until(chats.PROMPT)
-        terminal.write("/fly\n")
-        assert "no command is named /fly" in terminal.until(chats.PROMPT)
-        terminal.write("/off\n")
-        assert "nothing is set" in terminal.until(chats.PROMPT)
-        terminal.write("/help\n")
-        assert "/compare" in terminal.until(chats.PROMPT).replace("/help", "")
+        assert "sea" in terminal.say("/features sea").replace("/features sea", "")
+        assert "saved as calm" in terminal.say("/save calm")
+        assert "has the label 'fish'" in terminal.say("/steer fish=1")
+        assert "no command is named /fly" in terminal.say("/fly")
+        assert "nothing is set" in terminal.say("/off")
+        assert "/compare" in terminal.say("/help").replace("/help", "")
         terminal.until("/bye or Ctrl-D leaves", key="\x03")
         # a key is read as it is once the line editor has shown its prompt
         terminal.until(chats.PROMPT)
@@ -166,22 +175,16 @@ def test_a_narrow_terminal_gets_the_sides_one_below_the_other(
 
 
 def test_lines_are_completed_and_come_back_in_the_next_chat(labelled: Running) -> None:
-    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=labelled.url) as terminal:
-        terminal.until(chats.PROMPT)
-        terminal.write("/ste\t90=7\n")
-        terminal.until(chats.PROMPT)
+    with chatting(labelled.url) as terminal:
+        terminal.say("/ste\t90=7")
         assert labelled.data("GET", "/api/saes/steering")["values"] == {"90": 7.0}
-        terminal.write("/off\n")
-        terminal.until(chats.PROMPT)
+        terminal.say("/off")
         terminal.write("\x04")
         assert terminal.process.wait(PATIENCE) == 0
-    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=labelled.url) as terminal:
-        terminal.until(chats.PROMPT)
-        terminal.write("\x1b[A\x1b[A\n")
-        terminal.until(chats.PROMPT)
+    with chatting(labelled.url) as terminal:
+        terminal.say("\x1b[A\x1b[A")
         assert labelled.data("GET", "/api/saes/steering")["values"] == {"90": 7.0}
-        terminal.write("/bye\n")
-        assert terminal.process.wait(PATIENCE) == 0
+        terminal.leave()
 
 
 @pytest.mark.parametrize(("kept", "lines"), [("0", None), ("off", None), ("1", ["/bye"])])
@@ -198,20 +201,17 @@ def test_the_history_keeps_as_many_lines_as_it_is_told(
 
 
 def test_ctrl_c_in_the_middle_of_an_answer_ends_it_there(held: Gate) -> None:
-    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=held.url) as terminal:
-        terminal.until(chats.PROMPT)
+    with chatting(held.url) as terminal:
         terminal.write("Tell me a story.\n")
         begun, _ = held.held()
         terminal.until(begun)
         assert terminal.until(chats.PROMPT, key="\x03").strip() in ("", "^C")
         held.wait_until_left()
-        terminal.write("/bye\n")
-        assert terminal.process.wait(PATIENCE) == 0
+        terminal.leave()
 
 
 def test_a_service_that_dies_in_an_answer_is_said_and_the_chat_goes_on(held: Gate) -> None:
-    with Terminal("run", demo.MODEL_NAME, STEERSERVE_URL=held.url) as terminal:
-        terminal.until(chats.PROMPT)
+    with chatting(held.url) as terminal:
         terminal.write("Tell me a story.\n")
         begun, connection = held.held()
         terminal.until(begun)
@@ -219,10 +219,8 @@ def test_a_service_that_dies_in_an_answer_is_said_and_the_chat_goes_on(held: Gat
         connection.shutdown(socket.SHUT_RDWR)
         told = terminal.until(chats.PROMPT).splitlines()
         assert f"the connection to {held.url} ended" in "".join(told[1:])
-        terminal.write("And then?\n")
-        assert f"no service answers at {held.url}" in terminal.until(chats.PROMPT)
-        terminal.write("/bye\n")
-        assert terminal.process.wait(PATIENCE) == 0
+        assert f"no service answers at {held.url}" in terminal.say("And then?")
+        terminal.leave()
 
 
 def test_a_single_answer_whose_service_dies_ends_with_3(held: Gate) -> None:
