@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -35,14 +36,6 @@ def of_another_program(home: Path) -> dict[str, str]:
     return {}
 
 
-def of_another_program_with_versions(home: Path) -> dict[str, str]:
-    with closing(sqlite3.connect(home / "steerserve.db")) as connection:
-        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-        connection.execute("INSERT INTO alembic_version VALUES ('27c6a30d7c24')")
-        connection.commit()
-    return {}
-
-
 def in_use(home: Path) -> dict[str, str]:
     held.append((home / "lock").open("w"))
     fcntl.flock(held[-1], fcntl.LOCK_EX)
@@ -58,20 +51,19 @@ def with_a_taken_port(_: Path) -> dict[str, str]:
 held: list[TextIO | socket.socket] = []
 
 
-def in_latin(home: Path) -> dict[str, str]:
-    (home / ".env").write_bytes("LOG_LEVEL=ERROR # größer".encode("latin-1"))
+def with_settings(own: dict[str, str], _: Path) -> dict[str, str]:
+    return own
+
+
+def with_file(content: bytes, home: Path) -> dict[str, str]:
+    (home / ".env").write_bytes(content)
     return {}
 
 
-def written(home: Path, text: str) -> dict[str, str]:
-    (home / ".env").write_text(text)
-    return {}
-
-
-def newer(home: Path) -> dict[str, str]:
+def of_version(version: str, home: Path) -> dict[str, str]:
     with closing(sqlite3.connect(home / "steerserve.db")) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-        connection.execute("INSERT INTO alembic_version VALUES ('9999')")
+        connection.execute("INSERT INTO alembic_version VALUES (?)", [version])
         connection.commit()
     return {}
 
@@ -91,8 +83,66 @@ def without_server(_: Path) -> dict[str, str]:
 
 
 WRONG, PASSING = 2, 1
-CANNOT: dict[str, tuple[Prepare, int, list[str]]] = {
-    "newer": (newer, WRONG, ["steerserve.db", "newer steerserve", "DATABASE_URL"]),
+SETTINGS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "no address": ({"HF_ENDPOINT": "notaurl"}, ["setting HF_ENDPOINT: ", "https://"]),
+    "only commas": ({"API_KEYS": ","}, ["setting API_KEYS: ", "has no key"]),
+    "empty keys": ({"API_KEYS": ""}, ["setting API_KEYS: ", "remove API_KEYS"]),
+    "no file behind @": ({"API_KEYS": "@"}, ["setting API_KEYS: "]),
+    "empty file of keys": ({"API_KEYS_FILE": ""}, ["setting API_KEYS_FILE: ", "has no key"]),
+    "no origin": (
+        {"CORS_ORIGINS": "https://a.example/"},
+        ["setting CORS_ORIGINS: 'https://a.example/'", "`*` allows all"],
+    ),
+    "no host": (
+        {"ALLOWED_HOSTS": "gpu.example:8000"},
+        ["setting ALLOWED_HOSTS: 'gpu.example:8000'", "without https://, port"],
+    ),
+    "no folder": (
+        {"LOCAL_PATHS": "/data:models"},
+        ["setting LOCAL_PATHS: ", "'models' does not begin with /"],
+    ),
+    "no program": (
+        {"GGUF_SERVER_BIN": "/nowhere/llama-server"},
+        ["setting GGUF_SERVER_BIN: '/nowhere/llama-server'", "can be run"],
+    ),
+    "no model of the demo": (
+        {"DEMO_MODEL": "/nowhere/model"},
+        ["setting DEMO_MODEL: '/nowhere/model' does not exist"],
+    ),
+    "no checkpoint of the demo": (
+        {"DEMO_MODEL": str(demo.saes()[0].path), "DEMO_SAES": str(demo.MODEL_DIR)},
+        [f"setting DEMO_MODEL: '{demo.saes()[0].path}' is not the folder of a checkpoint"],
+    ),
+    "no SAE of the demo": (
+        {"DEMO_MODEL": str(demo.MODEL_DIR), "DEMO_SAES": f"{demo.DATA}:/nowhere/sae"},
+        ["setting DEMO_SAES: '/nowhere/sae' does not exist"],
+    ),
+    "a model without its SAE": (
+        {"DEMO_MODEL": str(demo.MODEL_DIR)},
+        ["DEMO_MODEL", "needs DEMO_SAES"],
+    ),
+    "an SAE without its model": (
+        {"DEMO_SAES": str(demo.saes()[0].path)},
+        ["DEMO_SAES", "needs DEMO_MODEL"],
+    ),
+}
+"""Settings with which no service starts, and words of the sentences about them."""
+FILES: dict[str, tuple[bytes, list[str]]] = {
+    "empty keys of .env": (b"PORT=1\nAPI_KEYS=\n", ["setting API_KEYS: "]),
+    "no value": (b"PORT=1\n\nAPI_KEYS sentinel\n", ["/.env: line 3", "NAME=value"]),
+    "no equals sign": (b"sentinel\n", ["/.env: line 1"]),
+    "no text": (
+        "LOG_LEVEL=ERROR # größer".encode("latin-1"),
+        ["/.env", "cannot be read", "UTF-8"],
+    ),
+}
+"""Files of settings with which no service starts, and words of the sentences about them."""
+OTHERS: dict[str, tuple[Prepare, int, list[str]]] = {
+    "newer": (
+        partial(of_version, "9999"),
+        WRONG,
+        ["steerserve.db", "newer steerserve", "DATABASE_URL"],
+    ),
     "damaged": (damaged, WRONG, ["steerserve.db", "damaged", "move it away"]),
     "another program": (
         of_another_program,
@@ -100,7 +150,7 @@ CANNOT: dict[str, tuple[Prepare, int, list[str]]] = {
         ["steerserve.db", "another program", "'albums'", "DATABASE_URL"],
     ),
     "another program's versions": (
-        of_another_program_with_versions,
+        partial(of_version, "27c6a30d7c24"),
         WRONG,
         ["steerserve.db", "another program", "'27c6a30d7c24'"],
     ),
@@ -112,77 +162,12 @@ CANNOT: dict[str, tuple[Prepare, int, list[str]]] = {
     ),
     "no folder of models": (without_models, WRONG, ["file/models", "MODEL_CACHE_DIR"]),
     "no server": (without_server, PASSING, ["'models' of 127.0.0.1:9", "DATABASE_URL"]),
-    "no address": (
-        lambda _: {"HF_ENDPOINT": "notaurl"},
-        WRONG,
-        ["setting HF_ENDPOINT: ", "https://"],
-    ),
-    "only commas": (lambda _: {"API_KEYS": ","}, WRONG, ["setting API_KEYS: ", "has no key"]),
-    "empty keys": (lambda _: {"API_KEYS": ""}, WRONG, ["setting API_KEYS: ", "remove API_KEYS"]),
-    "no file behind @": (lambda _: {"API_KEYS": "@"}, WRONG, ["setting API_KEYS: "]),
-    "empty file of keys": (
-        lambda _: {"API_KEYS_FILE": ""},
-        WRONG,
-        ["setting API_KEYS_FILE: ", "has no key"],
-    ),
-    "empty keys of .env": (
-        lambda home: written(home, "PORT=1\nAPI_KEYS=\n"),
-        WRONG,
-        ["setting API_KEYS: "],
-    ),
-    "no value": (
-        lambda home: written(home, "PORT=1\n\nAPI_KEYS sentinel\n"),
-        WRONG,
-        ["/.env: line 3", "NAME=value"],
-    ),
-    "no equals sign": (lambda home: written(home, "sentinel\n"), WRONG, ["/.env: line 1"]),
-    "no origin": (
-        lambda _: {"CORS_ORIGINS": "https://a.example/"},
-        WRONG,
-        ["setting CORS_ORIGINS: 'https://a.example/'", "`*` allows all"],
-    ),
-    "no host": (
-        lambda _: {"ALLOWED_HOSTS": "gpu.example:8000"},
-        WRONG,
-        ["setting ALLOWED_HOSTS: 'gpu.example:8000'", "without https://, port"],
-    ),
-    "no folder": (
-        lambda _: {"LOCAL_PATHS": "/data:models"},
-        WRONG,
-        ["setting LOCAL_PATHS: ", "'models' does not begin with /"],
-    ),
-    "no program": (
-        lambda _: {"GGUF_SERVER_BIN": "/nowhere/llama-server"},
-        WRONG,
-        ["setting GGUF_SERVER_BIN: '/nowhere/llama-server'", "can be run"],
-    ),
-    "no model of the demo": (
-        lambda _: {"DEMO_MODEL": "/nowhere/model"},
-        WRONG,
-        ["setting DEMO_MODEL: '/nowhere/model' does not exist"],
-    ),
-    "no checkpoint of the demo": (
-        lambda _: {"DEMO_MODEL": str(demo.saes()[0].path), "DEMO_SAES": str(demo.MODEL_DIR)},
-        WRONG,
-        [f"setting DEMO_MODEL: '{demo.saes()[0].path}' is not the folder of a checkpoint"],
-    ),
-    "no SAE of the demo": (
-        lambda _: {"DEMO_MODEL": str(demo.MODEL_DIR), "DEMO_SAES": f"{demo.DATA}:/nowhere/sae"},
-        WRONG,
-        ["setting DEMO_SAES: '/nowhere/sae' does not exist"],
-    ),
-    "a model without its SAE": (
-        lambda _: {"DEMO_MODEL": str(demo.MODEL_DIR)},
-        WRONG,
-        ["DEMO_MODEL", "needs DEMO_SAES"],
-    ),
-    "an SAE without its model": (
-        lambda _: {"DEMO_SAES": str(demo.saes()[0].path)},
-        WRONG,
-        ["DEMO_SAES", "needs DEMO_MODEL"],
-    ),
-    "no text": (in_latin, WRONG, ["/.env", "cannot be read", "UTF-8"]),
 }
+CANNOT: dict[str, tuple[Prepare, int, list[str]]] = (
+    OTHERS
+    | {name: (partial(with_settings, own), WRONG, words) for name, (own, words) in SETTINGS.items()}
+    | {name: (partial(with_file, text), WRONG, words) for name, (text, words) in FILES.items()}
+)
 """Starts that cannot succeed, their exit codes, and words of their sentences."""
 IN_THE_LOG = {"no address", "no value", "in use", "newer", "bug"}
 """One start of each place in the code that says why there is none: these also say it in the log for machines."""
