@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from playwright.sync_api import expect
 
 from steerserve import demo
@@ -9,10 +11,17 @@ from tests.browser.conftest import Tab
 from tests.browser.service import Demo
 
 
-def test_a_feature_shows_what_it_does_over_a_corpus(tab: Tab, served: Demo) -> None:
+def sea(served: Demo) -> tuple[dict[str, Any], str]:
+    """The feature of the sea as requests name it, and its page."""
     (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
     index = demo.proof()["feature_idx"]
-    visit = tab().open(f"/features/{sae['sae_id']}/{sae['layer']}/{index}")
+    lever = {"index": index, "sae_id": sae["sae_id"], "layer": sae["layer"]}
+    return lever, f"/features/{sae['sae_id']}/{sae['layer']}/{index}"
+
+
+def test_a_feature_shows_what_it_does_over_a_corpus(tab: Tab, served: Demo) -> None:
+    _, path = sea(served)
+    visit = tab().open(path)
     strongest = visit.page.get_by_role("list", name="Strongest examples").get_by_role("listitem")
     expect(strongest.first).to_contain_text("lighthouse")
     expect(strongest.first.locator("mark[data-at]")).to_have_count(1)
@@ -45,18 +54,15 @@ def test_a_feature_is_found_by_a_word_that_it_promotes(tab: Tab, served: Demo) -
     assert not visit.violations()
     found.get_by_role("link", name="sea", exact=True).click()
     expect(visit.heading).to_contain_text("sea")
-    index = demo.proof()["feature_idx"]
-    (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
-    facts = served.data("GET", f"/api/saes/{sae['sae_id']}/features/{index}")
+    lever, _ = sea(served)
+    facts = served.data("GET", f"/api/saes/{lever['sae_id']}/features/{lever['index']}")
     promoted = page.get_by_role("list", name="Promotes").get_by_role("listitem")
     expect(promoted.first).to_contain_text(facts["promotes"][0]["token"].strip())
     expect(promoted).to_have_count(len(facts["promotes"]))
 
 
 def test_the_effect_of_a_feature_is_measured(tab: Tab, served: Demo) -> None:
-    index = demo.proof()["feature_idx"]
-    (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
-    lever = {"index": index, "sae_id": sae["sae_id"], "layer": sae["layer"]}
+    lever, path = sea(served)
     asked = {
         "feature": lever,
         "strengths": [20, 100],
@@ -66,8 +72,7 @@ def test_the_effect_of_a_feature_is_measured(tab: Tab, served: Demo) -> None:
         "random_directions": 1,
     }
     job = served.data("POST", "/api/effects?wait=true", asked)["job"]
-    place = f"/features/{sae['sae_id']}/{sae['layer']}/{index}"
-    visit = tab().open(f"{place}?effects={job['id']}&words=sea&control=farm")
+    visit = tab().open(f"{path}?effects={job['id']}&words=sea&control=farm")
     page = visit.page
     curve = page.get_by_role("img", name="KL to the plain model")
     expect(curve).to_be_visible()
@@ -77,10 +82,9 @@ def test_the_effect_of_a_feature_is_measured(tab: Tab, served: Demo) -> None:
 
 
 def test_a_kept_measurement_is_opened_and_becomes_evidence(tab: Tab, served: Demo) -> None:
-    index = demo.proof()["feature_idx"]
-    (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
+    lever, path = sea(served)
     asked = {
-        "feature": {"index": index, "sae_id": sae["sae_id"], "layer": sae["layer"]},
+        "feature": lever,
         "strengths": [20],
         "prompts": ["The boats came back to the"],
         "tokens": 4,
@@ -88,7 +92,7 @@ def test_a_kept_measurement_is_opened_and_becomes_evidence(tab: Tab, served: Dem
     }
     kept = served.data("POST", "/api/effects?wait=true", asked)["job"]["result"]["id"]
     served.data("POST", "/api/profiles/save-current", {"name": "calm sea"})
-    visit = tab().open(f"/features/{sae['sae_id']}/{sae['layer']}/{index}")
+    visit = tab().open(path)
     page = visit.page
     visit.button(f"Open the measurement {kept}").click()
     expect(page.get_by_role("img", name="KL to the plain model")).to_be_visible()
@@ -105,26 +109,24 @@ def test_a_kept_measurement_is_opened_and_becomes_evidence(tab: Tab, served: Dem
 
 
 def test_a_measurement_leads_to_the_strength_that_it_suggests(tab: Tab, served: Demo) -> None:
-    index = demo.proof()["feature_idx"]
-    (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
+    lever, path = sea(served)
     asked = {
-        "feature": {"index": index, "sae_id": sae["sae_id"], "layer": sae["layer"]},
+        "feature": lever,
         "strengths": [5],
         "tokens": 8,
         "random_directions": 0,
     }
     job = served.data("POST", "/api/effects?wait=true", asked)["job"]
     assert job["result"]["suggested"]["largest_unbroken"] == 5
-    visit = tab().open(f"/features/{sae['sae_id']}/{sae['layer']}/{index}?effects={job['id']}")
+    visit = tab().open(f"{path}?effects={job['id']}")
     visit.page.get_by_role("link", name="Steer at 5.0").click()
     expect(visit.heading).to_contain_text("Steer")
     served.data("DELETE", f"/api/effects/{job['result']['id']}")
 
 
 def test_a_measurement_is_begun_and_cancelled_on_the_page(tab: Tab, served: Demo) -> None:
-    index = demo.proof()["feature_idx"]
-    (sae, *_) = served.data("GET", "/api/saes/attachments")["entries"]
-    visit = tab().open(f"/features/{sae['sae_id']}/{sae['layer']}/{index}")
+    _, path = sea(served)
+    visit = tab().open(path)
     page = visit.page
     page.get_by_role("textbox", name="Words to look for").fill("sea, boat")
     visit.button("Measure").click()
