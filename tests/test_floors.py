@@ -221,6 +221,7 @@ def within(name: str, prefix: str) -> bool:
     return name == prefix or (prefix != "" and name.startswith(prefix + "."))
 
 
+@cache
 def place_of(module: str) -> str:
     """Where a module stands among the floors: `nouns.effects.store` is `database.nouns.effects.store`, and
     `nouns.profiles.owner` is `control.steering.nouns.profiles.owner`."""
@@ -232,6 +233,7 @@ def place_of(module: str) -> str:
     return f"{floor}.{domain}.{module}" if is_of_domain else f"{floor}.{module}"
 
 
+@cache
 def floor_of(module: str) -> str:
     named = module if module in FLOORS else place_of(module)
     return max((prefix for prefix in FLOORS if within(named, prefix)), key=len)
