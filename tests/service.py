@@ -121,15 +121,11 @@ class Running:
 
     def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
         body = {"model": demo.MODEL_NAME, "prompt": prompt, **fields}
-        answer = self.http.post("/v1/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return self.post("/v1/completions", body).json()
 
     def chat(self, text: str, **fields: Any) -> dict[str, Any]:
         body = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": text}], **fields}
-        answer = self.http.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return self.post("/v1/chat/completions", body).json()
 
     def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
         """The events of a stream as objects. The last one is the string `[DONE]`."""
@@ -213,8 +209,7 @@ class _Started:
 
 def add_demo(live: Running) -> int:
     """Register the demo model, and return its id."""
-    body = {"source": "local", "local_path": str(demo.MODEL_DIR), "custom_name": demo.MODEL_NAME}
-    return int(live.data("POST", "/api/models", body, 202)["id"])
+    return add_model(live, demo.MODEL_DIR, demo.MODEL_NAME)
 
 
 def add_model(live: Running, folder: Path, name: str | None = None, **fields: Any) -> int:
