@@ -191,20 +191,17 @@ class World:
         self.direction = {"layer": self.sae.layer, "data": _zeros_and_one(width)}
         vector = {"name": "calm", "source": "inline", "directions": [self.direction]}
         self.ids["vector_id"] = live.data("POST", "/api/vectors", vector, 201)["id"]
-        probe = live.data("POST", "/api/probes/train?wait=true", {"name": "calm", **GROUPS})
-        self.ids["probe_id"] = probe["job"]["result"]["id"]
+        self.ids["probe_id"] = self._result("/api/probes/train", {"name": "calm", **GROUPS})["id"]
         self.lens_file = str(folder / "lens.safetensors")
         save_file({"J.1": np.eye(width, dtype=np.float32)}, self.lens_file)
         lens = {"name": "calm", "source": "local", "local_path": self.lens_file}
-        lens = live.data("POST", "/api/lenses?wait=true", lens)
-        self.ids["lens_id"] = lens["job"]["result"]["id"]
+        self.ids["lens_id"] = self._result("/api/lenses", lens)["id"]
         corpus = {"name": "calm", "source": "inline", "texts": ["a b c"]}
-        corpus = live.data("POST", "/api/corpora?wait=true", corpus)
-        self.ids["corpus_id"] = corpus["job"]["result"]["id"]
-        capture = live.data("POST", "/api/captures?wait=true", {"name": "calm", **CAPTURE})
-        self.ids["capture_id"] = capture["job"]["result"]["capture_id"]
-        path = f"/api/saes/{self.ids['sae_id']}/labels/suggest?wait=true"
-        assert live.data("POST", path, SUGGEST)["job"]["result"]["suggestions"]
+        self.ids["corpus_id"] = self._result("/api/corpora", corpus)["id"]
+        capture = self._result("/api/captures", {"name": "calm", **CAPTURE})
+        self.ids["capture_id"] = capture["capture_id"]
+        path = f"/api/saes/{self.ids['sae_id']}/labels/suggest"
+        assert self._result(path, SUGGEST)["suggestions"]
         live.data("POST", "/api/runs/import", {"runs": [RUN]})
         self.ids["request_id"] = RUN["request_id"]
         self.ids["file_id"] = self._file()
@@ -289,9 +286,12 @@ class World:
 
     def _effect(self, strength: float) -> str:
         """The id of a kept result."""
-        body = SHORT_EFFECT | {"strengths": [strength]}
-        job = self.live.data("POST", "/api/effects?wait=true", body)["job"]
-        return str(job["result"]["id"])
+        return str(self._result("/api/effects", SHORT_EFFECT | {"strengths": [strength]})["id"])
+
+    def _result(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The result of the job that a request begins."""
+        result: dict[str, Any] = self.live.data("POST", f"{path}?wait=true", body)["job"]["result"]
+        return result
 
     def _job(self) -> str:
         """The id of the newest job. Where there is none, one begins if an SAE is attached."""

@@ -30,7 +30,8 @@ SETTINGS: dict[str, Any] = {
     "torch_threads": 1,
 }
 """Small bounds, so that what is served is short and a forgotten lease ends by itself."""
-VECTOR = {
+CALM: dict[str, Any] = {"name": "calm", "steering": {"1": 2.0}}
+VECTOR: dict[str, Any] = {
     "name": "calm",
     "source": "inline",
     "directions": [{"layer": 2, "data": "AACAPwAAAEA="}],
@@ -122,7 +123,7 @@ class World:
         """Remove what requests of the run have added, and register again what they have removed."""
         for profile in self.data("GET", "/api/profiles")["profiles"]:
             is_kept = profile["name"].startswith(KEPT) and not is_last
-            if profile["name"] != "calm" and not is_kept:
+            if profile["name"] != CALM["name"] and not is_kept:
                 self._http.delete(f"/api/profiles/{profile['id']}")
         for vector in self.data("GET", "/api/vectors")["vectors"]:
             if vector["name"] != VECTOR["name"]:
@@ -161,57 +162,45 @@ class World:
         return str(answer.json()["data"]["job"]["result"]["id"])
 
     def _named(self) -> dict[str, Any]:
-        """The ids of the model, the SAE and the profile that always exist; what is missing is made."""
-        models = self.data("GET", "/api/models")["models"]
-        model_id = next((m["id"] for m in models if m["name"] == demo.MODEL_NAME), None)
-        if model_id is None:
-            body = {
-                "source": "local",
-                "local_path": self.folders[0],
-                "custom_name": demo.MODEL_NAME,
-            }
-            model_id = self.data("POST", "/api/models", body)["id"]
-        sae_id = self.data("POST", "/api/saes/download", {"local_path": self.sae_folder})["sae_id"]
-        profiles = self.data("GET", "/api/profiles")["profiles"]
-        profile_id = next((p["id"] for p in profiles if p["name"] == "calm"), None)
-        if profile_id is None:
-            calm = {"name": "calm", "steering": {"1": 2.0}}
-            profile_id = self.data("POST", "/api/profiles", calm)["id"]
-        vectors = self.data("GET", "/api/vectors")["vectors"]
-        vector_id = next((one["id"] for one in vectors if one["name"] == VECTOR["name"]), None)
-        if vector_id is None:
-            vector_id = self.data("POST", "/api/vectors", VECTOR)["id"]
-        corpora = self.data("GET", "/api/corpora")["corpora"]
-        captures = self.data("GET", "/api/captures")["captures"]
-        effects = self.data("GET", "/api/effects")["effects"]
-        probes = self.data("GET", "/api/probes")["probes"]
-        lenses = self.data("GET", "/api/lenses")["lenses"]
-        lens_id = next((one["id"] for one in lenses if one["name"] == LENS), None)
-        if lens_id is None:
-            lens_id = self._lens()
+        """The ids of what requests name. The model, the SAE, the profile, the vector, the lens, the file and the batch
+        always exist; what is missing is made."""
+        model = {"source": "local", "local_path": self.folders[0], "custom_name": demo.MODEL_NAME}
+        sae = self.data("POST", "/api/saes/download", {"local_path": self.sae_folder})
         self.data("POST", "/api/runs/import", {"runs": [RUN]})
         files = self._http.get("/v1/files", params={"limit": 1}).json()["data"]
         file_id = files[0]["id"] if files else self._file()
         batches = self._http.get("/v1/batches", params={"limit": 1}).json()["data"]
-        batch_id = batches[0]["id"] if batches else self._batch(file_id)
         return {
-            "capture": captures[0]["id"] if captures else "capture_nobody",
-            "corpus": corpora[0]["id"] if corpora else "corpus_nobody",
-            "model": model_id,
+            "capture": self._any_of("captures"),
+            "corpus": self._any_of("corpora"),
+            "model": self._id_of("models", demo.MODEL_NAME) or self._made("models", model),
             "file": file_id,
-            "batch": batch_id,
+            "batch": batches[0]["id"] if batches else self._batch(file_id),
             "name": demo.MODEL_NAME,
-            "sae": sae_id,
-            "profile": profile_id,
-            "vector": vector_id,
-            "effects": effects[0]["id"] if effects else "effect_nobody",
-            "probe": probes[0]["id"] if probes else "probe_nobody",
-            "lens": lens_id,
+            "sae": sae["sae_id"],
+            "profile": self._id_of("profiles", CALM["name"]) or self._made("profiles", CALM),
+            "vector": self._id_of("vectors", VECTOR["name"]) or self._made("vectors", VECTOR),
+            "effects": self._any_of("effects"),
+            "probe": self._any_of("probes"),
+            "lens": self._id_of("lenses", LENS) or self._lens(),
             "lens_file": self.lens_file,
             "run": RUN["request_id"],
             "folder": self.folders[1],
             "sae_folder": self.sae_folder,
         }
+
+    def _any_of(self, noun: str) -> str:
+        """The id of the first of them; where there is none, an id that nothing has."""
+        rows = self.data("GET", f"/api/{noun}")[noun]
+        return str(rows[0]["id"]) if rows else "nobody"
+
+    def _id_of(self, noun: str, name: str) -> Any:
+        """The id of the one with this name; None where there is none."""
+        rows = self.data("GET", f"/api/{noun}")[noun]
+        return next((row["id"] for row in rows if row["name"] == name), None)
+
+    def _made(self, noun: str, body: dict[str, Any]) -> Any:
+        return self.data("POST", f"/api/{noun}", body)["id"]
 
     def _file(self) -> str:
         """The id of a new file. A batch of it fails its check, so no line runs."""
