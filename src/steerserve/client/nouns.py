@@ -202,6 +202,11 @@ ClaimedLayers = list[ClaimedLayer]
 BreakerStatuses = list[BreakerStatus]
 
 
+def is_path(source: str) -> bool:
+    """Whether a source is a folder or a file of the service's machine, and no repository of the hub."""
+    return source.startswith(("/", ".", "~"))
+
+
 class Models(Noun[Mode]):
     """The registered models, and the one that is loaded. A `model_id` may be the name of the model."""
 
@@ -258,7 +263,7 @@ class Models(Noun[Mode]):
         """
         where = (
             {"source": "local", "local_path": repo_or_path}
-            if repo_or_path.startswith(("/", ".", "~"))
+            if is_path(repo_or_path)
             else {"source": "huggingface", "repo_id": repo_or_path}
         )
         retries = self._runner.retries
@@ -433,9 +438,8 @@ class Saes(Noun[Mode]):
             wait: whether the answer waits for the download.
             progress: whether a bar shows the download meanwhile.
         """
-        is_path = (repo_or_path or "").startswith(("/", ".", "~"))
-        place = {"local_path" if is_path else "repository_id": repo_or_path}
-        where = drop_none(file_path=file_path, **place)
+        place = "local_path" if is_path(repo_or_path or "") else "repository_id"
+        where = drop_none(**{place: repo_or_path}, file_path=file_path)
         retries = self._runner.retries
         call = Call("POST", "/api/saes/download", body=where | fields)
         registered = data((yield from answered(call, retries)), RegisteredSae)

@@ -18,6 +18,7 @@ from steerserve.client.faults import (
     ServiceError,
     ValidationError,
 )
+from steerserve.client.nouns import is_path
 from steerserve.nouns.models.form import ModelRecord
 from steerserve.nouns.saes.form import SaeDetails, SaeLensSae, SaeRecord
 from steerserve.terminal import chat, naming, output, starting, steered
@@ -447,7 +448,7 @@ def _download_sae(
     """Download the SAE that a person names: `release/id` of SAELens, `owner/repository` of the hub, with the path of
     one SAE or without, or a path of the service. Also the overrides that SAELens knows for its attach."""
     lively = output.is_lively()
-    if file is not None or text[:1] in ("/", ".", "~"):
+    if file is not None or is_path(text):
         return client.saes.download(text, file, progress=lively, **fields), {}
     try:
         named = client.saes.add(sae_lens=text, **fields).sae_lens
