@@ -108,6 +108,7 @@ LONG = [
             "test_memory_predicted",
         ),
         *("net/answers/test_engines", "terminal/test_commands", "terminal/test_chat"),
+        "contract/test_clients",
         *("test_readme", "test_recipes", "app/test_starting", "engines/remote/test_link"),
     )
 ]
