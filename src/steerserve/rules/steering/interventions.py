@@ -330,9 +330,7 @@ def _wrong(where: str, why: str, **details: object) -> Refusal:
 def _edit(part: EditPart, where: str) -> AskedEdit:
     if part.op == REPLACE:
         return _replacement(part, where)
-    for name in ("source", "site", "layer", "heads"):
-        if getattr(part, name) is not None:
-            raise _wrong(f"{where}.{name}", f"goes with the op {REPLACE}")
+    _check_absent(part, ("source", "site", "layer", "heads"), where, f"goes with the op {REPLACE}")
     if (part.feature is None) == (part.vector is None):
         given = "both" if part.feature is not None else "neither"
         why = f"an edit has either a feature or a vector, and this one has {given}"
@@ -342,12 +340,10 @@ def _edit(part: EditPart, where: str) -> AskedEdit:
         raise _wrong(f"{where}.op", f"{SWAP} edits a vector")
     _check_value(part, where, is_vector=is_vector)
     positions = _positions(part.positions, f"{where}.positions")
-    when = None if part.when is None else _when(part.when, f"{where}.when", bounds.CONDITION_LEVELS)
+    when = _when(part.when, f"{where}.when") if part.when is not None else None
     unit = _unit(part, where, is_vector=is_vector)
     if part.feature is not None:
-        for name in ("layers", "to"):
-            if getattr(part, name) is not None:
-                raise _wrong(f"{where}.{name}", "goes with a vector")
+        _check_absent(part, ("layers", "to"), where, "goes with a vector")
         feature = _feature(part.feature, f"{where}.feature")
         value = part.value or 0.0
         return SteeredFeature(feature.index, value, feature.choice, part.op, unit, positions, when)
@@ -370,9 +366,7 @@ def _edit(part: EditPart, where: str) -> AskedEdit:
 
 def _replacement(part: EditPart, where: str) -> AskedEdit:
     """An edit that replaces the activation of a feature, or the value of a site, by that of its source."""
-    for name in ("unit", "to"):
-        if getattr(part, name) is not None:
-            raise _wrong(f"{where}.{name}", f"must be absent with the op {REPLACE}")
+    _check_absent(part, ("unit", "to"), where, f"must be absent with the op {REPLACE}")
     if (part.vector is None) == (part.source is None) or (part.feature and part.vector):
         why = "is required, or for a site a vector with its values in place of it; not both"
         raise _wrong(f"{where}.source", why)
@@ -380,13 +374,12 @@ def _replacement(part: EditPart, where: str) -> AskedEdit:
     if not is_finite32(way):
         raise _wrong(f"{where}.value", "must be a finite number")
     positions = _positions(part.positions, f"{where}.positions")
-    when = None if part.when is None else _when(part.when, f"{where}.when", bounds.CONDITION_LEVELS)
+    when = _when(part.when, f"{where}.when") if part.when is not None else None
     source = None if part.source is None else _source(part.source, f"{where}.source")
     heads = () if part.heads is None else _heads(part.heads, f"{where}.heads")
     if part.feature is not None:
-        for name in ("site", "layer", "layers", "heads"):
-            if getattr(part, name) is not None:
-                raise _wrong(f"{where}.{name}", "must be absent where a feature is replaced")
+        why = "must be absent where a feature is replaced"
+        _check_absent(part, ("site", "layer", "layers", "heads"), where, why)
         one = _feature(part.feature, f"{where}.feature")
         if isinstance(source, CapturedSource):
             raise _wrong(f"{where}.source", "must have a text, because a capture has no features")
@@ -395,9 +388,8 @@ def _replacement(part: EditPart, where: str) -> AskedEdit:
         )
     layers, is_range = _layers(part.layers, f"{where}.layers"), isinstance(part.layers, LayersPart)
     if source is None:
-        for name in ("site", "layer"):
-            if getattr(part, name) is not None:
-                raise _wrong(f"{where}.{name}", "must be absent with a vector, which has its own")
+        why = "must be absent with a vector, which has its own"
+        _check_absent(part, ("site", "layer"), where, why)
     elif (part.layer is None) == (part.layers is None):
         raise _wrong(f"{where}.layer", "is required, or `layers` in place of it; not both")
     if part.layer is not None:
@@ -452,6 +444,15 @@ def _captured(part: SourcePart, kind: str, where: str) -> CapturedSource:
     if part.row is not None:
         _in_range(part.row, f"{where}.row")
     return CapturedSource(_filled(getattr(part, kind), f"{where}.{kind}"), part.row)
+
+
+def _check_absent(part: _Part, names: Sequence[str], where: str, why: str) -> None:
+    """Raises:
+    Refusal: INVALID_INTERVENTION for the first of these fields that a part has.
+    """
+    for name in names:
+        if getattr(part, name) is not None:
+            raise _wrong(f"{where}.{name}", why)
 
 
 def _filled(text: str, where: str) -> str:
@@ -613,7 +614,7 @@ def _window(window: tuple[int, int] | None, where: str) -> tuple[int, int] | Non
 # ------------------------------------------------------------- conditions
 
 
-def _when(part: ConditionPart, where: str, deep: int) -> AskedWhen:
+def _when(part: ConditionPart, where: str, deep: int = bounds.CONDITION_LEVELS) -> AskedWhen:
     kinds = [
         name
         for name in ("feature", "vector", "probe", "any", "all")
@@ -650,9 +651,8 @@ def _read(part: ConditionPart, where: str) -> NamedFeature | NamedProbe | Refere
 
 
 def _whens(part: ConditionPart, where: str, kind: str, deep: int) -> AskedWhen:
-    for name in ("above", "below", "over", "hold"):
-        if getattr(part, name) is not None:
-            raise _wrong(f"{where}.{name}", f"goes with the conditions inside of {kind}")
+    why = f"goes with the conditions inside of {kind}"
+    _check_absent(part, ("above", "below", "over", "hold"), where, why)
     inner: list[ConditionPart] = getattr(part, kind)
     if not deep:
         raise _wrong(f"{where}.{kind}", f"any and all nest at most {bounds.CONDITION_LEVELS} deep")
