@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.steering.members import AuthoredMember, SensingOverrides
 
 PREFILL = "prefill"
@@ -140,13 +141,8 @@ def check_quorum(min_k: int, members: int, sensable: int) -> None:
     """
     if min_k > sensable:
         why = f"min_k {min_k} can never be reached: {sensable} of {members} members can be sensed"
-        raise Refusal(
-            "VALIDATION_ERROR",
-            why,
-            min_k=min_k,
-            member_count=members,
-            sensable_count=sensable,
-            errors=[{"loc": ["body", "min_k"], "msg": why}],
+        raise refuse_value(
+            ["body", "min_k"], why, min_k=min_k, member_count=members, sensable_count=sensable
         )
 
 

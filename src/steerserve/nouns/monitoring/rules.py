@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
-from steerserve.errors import Refusal
 from steerserve.rules.bounds import HISTORY_ACTIVATIONS
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.sensing.ranking import Rank, Scales, best
 from steerserve.rules.steering.live import check_index
 
@@ -150,11 +150,8 @@ def parse_features(text: str | None) -> tuple[int, ...] | None:
     bad = [part for part in parts if not _INDEX.fullmatch(part)]
     if bad:
         shown = ", ".join(repr(part[:50]) for part in bad[:_NAMED])
-        raise Refusal(
-            "VALIDATION_ERROR",
-            f"features: feature indices separated by commas, not {shown}",
-            errors=[{"loc": ["query", "features"], "msg": "not a feature index"}],
-        )
+        message = f"features: feature indices separated by commas, not {shown}"
+        raise refuse_value(["query", "features"], "not a feature index", message)
     return tuple(int(part) for part in parts)
 
 

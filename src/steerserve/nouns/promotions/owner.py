@@ -17,6 +17,7 @@ from steerserve.nouns.features.form import FeatureSearch, SimilarFeature
 from steerserve.nouns.features.owner import Features
 from steerserve.nouns.promotions.form import PromotedFeatures
 from steerserve.nouns.promotions.store import PromotedStore
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.saes.sites import STREAM_SITES
 from steerserve.rules.sensing import promoting as rules
 from steerserve.rules.sensing.promoting import PromotedTable
@@ -136,9 +137,5 @@ class Promotions:
         spellings = [ids for ids in spelled if ids]
         if not spellings:
             why = "the word has no tokens"
-            raise Refusal(
-                "VALIDATION_ERROR",
-                f"query: {why}",
-                errors=[{"loc": ["body", "query"], "msg": why}],
-            )
+            raise refuse_value(["body", "query"], why, f"query: {why}")
         return spellings

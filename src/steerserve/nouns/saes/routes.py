@@ -36,6 +36,7 @@ from steerserve.nouns.saes.form import (
     StoredHeader,
 )
 from steerserve.nouns.saes.owner import SaeRow, Saes
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.saes.names import width_label
 from steerserve.rules.saes.units import Unit
 from steerserve.rules.units import MIB
@@ -220,8 +221,7 @@ def _check_source(body: NewSae) -> None:
         if sources:
             why = f"{' and '.join(sources)} cannot be sent together; send one"
         param = sources[0] if sources else SOURCES[0]
-        errors = [{"loc": ["body", param], "msg": why}]
-        raise Refusal("VALIDATION_ERROR", why, param=param, errors=errors)
+        raise refuse_value(["body", param], why, param=param)
     given = {"revision": body.revision, "file_path": body.file_path, "hub_token": body.token}
     refused, why = {
         "local_path": (tuple(given), "only the hub has it, so it cannot be sent with local_path"),

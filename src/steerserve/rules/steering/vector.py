@@ -13,6 +13,7 @@ import msgspec
 
 from steerserve.errors import Refusal
 from steerserve.rules.bounds import DIRECTIONS, VECTOR_WIDTH
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.form import Form
 from steerserve.rules.saes.sites import EDITABLE, RESID_POST, RESID_PRE
 from steerserve.rules.text import name_fault, shown
@@ -266,8 +267,7 @@ def directions_at(vector: Vector, layer: int | None) -> list[Direction]:
     found = [one for one in vector.directions if layer in (None, one.layer)]
     if not found:
         why = f"the vector has no direction at layer {layer}"
-        errors = [{"loc": ["query", "layer"], "msg": why}]
-        raise Refusal("VALIDATION_ERROR", why, param="layer", errors=errors)
+        raise refuse_value(["query", "layer"], why, param="layer")
     return found
 
 
@@ -286,8 +286,7 @@ def check_written(text: str | None, field: str) -> None:
     """
     why = None if text is None else name_fault(text)
     if why is not None:
-        errors = [{"loc": ["body", field], "msg": why}]
-        raise Refusal("VALIDATION_ERROR", f"body.{field}: {why}", param=field, errors=errors)
+        raise refuse_value(["body", field], why, f"body.{field}: {why}", param=field)
 
 
 def check_name(name: str, prefix: str = ID_PREFIX) -> None:
@@ -301,5 +300,4 @@ def check_name(name: str, prefix: str = ID_PREFIX) -> None:
     if name.startswith(prefix):
         why = f"a name does not begin with {prefix!r}, as the ids do"
     if why is not None:
-        errors = [{"loc": ["body", "name"], "msg": why}]
-        raise Refusal("VALIDATION_ERROR", f"body.name: {why}", param="name", errors=errors)
+        raise refuse_value(["body", "name"], why, f"body.name: {why}", param="name")
