@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from steerserve.nouns.circuits.rules.document import AuthoredEdge, CircuitEdgeEnd
+from steerserve.nouns.circuits.rules.document import AuthoredEdge
 from steerserve.nouns.cluster_sensing.rules import DECODE, PREFILL, SUMMARY_CHARACTERS, Thresholds
 
 UnsensableReason = Literal[
@@ -82,57 +82,41 @@ def plan(
     sensable: dict[str, AuthoredEdge] = {}
     unsensable: dict[str, UnsensableEdge] = {}
     for edge in edges:
-        why = None
-        for check in (_is_feature, _is_attached, _has_threshold):  # the first that fails counts
-            why = why or next(
-                filter(None, (check(end, attached, largest, thresholds) for end in _ends(edge))),
-                None,
-            )
+        why = _fault(edge, attached, largest, thresholds)
         if why is not None:
             unsensable.setdefault(edge.key, UnsensableEdge(edge.key, *why))
             continue
         sensable.setdefault(edge.key, edge)
-        for end in _ends(edge):
+        for end in (edge.up, edge.down):
             assert end.feature_idx is not None
             at = end.layer, end.feature_idx
             thetas[at] = thresholds.theta(largest.get(at))
     return EdgePlan(tuple(sensable.values()), tuple(unsensable.values()), thetas)
 
 
-def _ends(edge: AuthoredEdge) -> tuple[CircuitEdgeEnd, CircuitEdgeEnd]:
-    return edge.up, edge.down
-
-
-_Largest = Mapping[tuple[int, int], float | None]
-_Attached = Mapping[int, AttachedLayer]
-
-
-def _is_feature(
-    end: CircuitEdgeEnd, _a: _Attached, _l: _Largest, _t: Thresholds
+def _fault(
+    edge: AuthoredEdge,
+    attached: Mapping[int, AttachedLayer],
+    largest: Mapping[tuple[int, int], float | None],
+    thresholds: Thresholds,
 ) -> tuple[UnsensableReason, str] | None:
-    if end.feature_idx is not None:
-        return None
-    return NOT_A_FEATURE, f"the end at layer {end.layer} is a cluster and not one feature"
-
-
-def _is_attached(
-    end: CircuitEdgeEnd, attached: _Attached, _l: _Largest, _t: Thresholds
-) -> tuple[UnsensableReason, str] | None:
-    sae = attached.get(end.layer)
-    if sae is None:
-        return NOT_ATTACHED, f"layer {end.layer} does not have exactly one attached SAE"
-    if end.feature_idx is not None and end.feature_idx >= sae.d_sae:
-        return NOT_ATTACHED, f"the SAE at layer {end.layer} has no feature {end.feature_idx}"
+    """Why an edge cannot be observed: the first reason that either end has, in the order of `UnsensableReason`."""
+    ends = []
+    for end in (edge.up, edge.down):
+        if end.feature_idx is None:
+            return NOT_A_FEATURE, f"the end at layer {end.layer} is a cluster and not one feature"
+        ends.append((end.layer, end.feature_idx))
+    for layer, feature in ends:
+        sae = attached.get(layer)
+        if sae is None:
+            return NOT_ATTACHED, f"layer {layer} does not have exactly one attached SAE"
+        if feature >= sae.d_sae:
+            return NOT_ATTACHED, f"the SAE at layer {layer} has no feature {feature}"
+    for layer, feature in ends:
+        if not math.isfinite(thresholds.theta(largest.get((layer, feature)))):
+            why = f"feature {feature}@{layer} has no positive max_activation, and there is no floor"
+            return NO_THRESHOLD, why
     return None
-
-
-def _has_threshold(
-    end: CircuitEdgeEnd, _a: _Attached, largest: _Largest, thresholds: Thresholds
-) -> tuple[UnsensableReason, str] | None:
-    assert end.feature_idx is not None
-    if math.isfinite(thresholds.theta(largest.get((end.layer, end.feature_idx)))):
-        return None
-    return NO_THRESHOLD, f"feature {end.name} has no positive max_activation, and there is no floor"
 
 
 # ------------------------------------------------------------- firing
