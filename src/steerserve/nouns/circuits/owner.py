@@ -416,7 +416,7 @@ class Circuits:
                     raise
             # the first result is of the live values, others are of values that wait for their model
             live, after = self._steering.live, results[0] if results else Live()
-            now, owner = rules.served(after, row.id), owner_of(row.id)
+            now, owner = after.serving(row.id), owner_of(row.id)
             return self._steered(
                 RedialledCircuit,
                 changed,
@@ -504,7 +504,7 @@ class Circuits:
     def _steered(self, kind: type[Told], row: CircuitRow, **more: Any) -> Told:
         """The same with whether the circuit steers, and the layers that it shares."""
         live, circuits = self._steering.live, self._steering.circuits
-        now = rules.served(live, row.id)
+        now = live.serving(row.id)
         steering = {
             "steering": now is not None and rules.is_steering(live, now),
             "composed_layers": tuple(

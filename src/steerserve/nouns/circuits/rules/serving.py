@@ -13,7 +13,7 @@ from steerserve.rules.saes.attachment import AttachedSae
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import MANUAL
-from steerserve.rules.steering.served import ServedCircuit, ServedProfile
+from steerserve.rules.steering.served import Served, ServedCircuit, ServedProfile
 
 INTENSITY = 1.0
 """The intensity of a circuit whose document asks for none."""
@@ -46,12 +46,7 @@ def displaced(
     return active if fitting and fitting[0].layer in circuit.layers else None
 
 
-def served(live: Live, circuit_id: str) -> ServedCircuit | None:
-    """The circuit with this id, if it serves."""
-    return next((circuit for circuit in live.circuits if circuit.id == circuit_id), None)
-
-
-def is_steering(live: Live, circuit: ServedCircuit) -> bool:
+def is_steering(live: Live, circuit: Served) -> bool:
     """Whether a circuit that serves whole changes what the model computes now."""
     held_values = live.by(circuit.owner).values()
     return live.enabled and any(value for values in held_values for value in values.values())
