@@ -22,8 +22,6 @@ from steerserve.rules.steering.edits import (
     REPLACE,
     SWAP,
     TOKEN,
-    Edit,
-    Feature,
     Target,
     direction_target,
 )
@@ -179,7 +177,7 @@ class RequestSteering:
     @property
     def is_steering(self) -> bool:
         """Whether an edit changes anything."""
-        return any(not target_of(edit).is_idle for edit in self.edits)
+        return any(target(edit, edit.value) != Target() for edit in self.edits)
 
     @property
     def has_sources(self) -> bool:
@@ -296,12 +294,6 @@ def _with_vectors(
     if layers is None and not has_layers:
         layers = vector.default_layers
     return replace(edit, vector=vector, layers=layers, to=to, when=resolved(edit.when))
-
-
-def target_of(asked: AskedEdit, key: str = "") -> Edit:
-    """What an edit does, at the SAE that is attached as `key`, whatever its positions and its condition are."""
-    at = Feature(key, asked.index if isinstance(asked, SteeredFeature) else 0)
-    return Edit(at, target(asked, asked.value))
 
 
 def target(asked: AskedEdit, value: float) -> Target:
