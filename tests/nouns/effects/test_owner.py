@@ -92,7 +92,7 @@ async def test_few_texts_are_written_at_once_where_their_logits_are_large(
 
 async def test_too_many_texts_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await attached(world)
-    monkeypatch.setattr("steerserve.nouns.effects.owner.TEXTS_MAXIMUM", 13)
+    monkeypatch.setattr("steerserve.control.inference.steered_texts.TEXTS_MAXIMUM", 13)
     refusal = await refused(world.owner(EFFECTS).start(ASKED))
     assert (refusal.code, refusal.param) == ("INVALID_PARAMETER", "strengths")
     assert refusal.details["texts"] == 14

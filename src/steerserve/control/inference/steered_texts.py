@@ -30,6 +30,16 @@ LOGITS_KEPT = 256 << 20
 """The most bytes of logits that the engine keeps at once for texts of a job, as float32."""
 
 
+def check_texts(texts: int) -> None:
+    """Raises:
+    Refusal: INVALID_PARAMETER for more texts than a job writes.
+    """
+    if texts > TEXTS_MAXIMUM:
+        why = f"strengths: {texts} texts would be written; at most {TEXTS_MAXIMUM} are"
+        details: dict[str, object] = {"texts": texts, "maximum": TEXTS_MAXIMUM}
+        raise Refusal("INVALID_PARAMETER", why, param="strengths", **details)
+
+
 @dataclass(frozen=True, slots=True)
 class Writing:
     """How texts are written: what they continue, how many `choices` each prompt gets, how many tokens each text gets,

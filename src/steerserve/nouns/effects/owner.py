@@ -18,8 +18,8 @@ from steerserve import messages as m
 from steerserve.control.inference.generate import fingerprint
 from steerserve.control.inference.planning import state_of
 from steerserve.control.inference.steered_texts import (
-    TEXTS_MAXIMUM,
     Writing,
+    check_texts,
     normal_numbers,
     prompts_or_stock,
     write,
@@ -153,10 +153,7 @@ class EffectMeasurements:
         used = [one for one in attached if one.key in keys]
         largest = await self._largest(asked, used)
         begun = _Ladder(asked, resident, made, model, prompts, used, largest)
-        if begun.texts > TEXTS_MAXIMUM:
-            why = f"strengths: {begun.texts} texts would be written; at most {TEXTS_MAXIMUM} are"
-            details: dict[str, object] = {"texts": begun.texts, "maximum": TEXTS_MAXIMUM}
-            raise Refusal("INVALID_PARAMETER", why, param="strengths", **details)
+        check_texts(begun.texts)
         return self._jobs.start(KIND, partial(self._run, begun))
 
     # ------------------------------------------------------------- kept results

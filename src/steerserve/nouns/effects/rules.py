@@ -231,21 +231,9 @@ def _unbroken(one: EffectRow) -> bool:
 def calibrated(rows: Sequence[EffectRow]) -> Calibrated:
     """Where the 95 % quantile reaches TARGET_P95 first, going from 0 upwards, or downwards where no strength is above
     0. At the strength 0 the quantile is 0."""
-    return _calibrated(_above(rows) or _below(rows))
-
-
-def _above(rows: Sequence[EffectRow]) -> list[EffectRow]:
-    return [one for one in rows if one.strength > 0]
-
-
-def _below(rows: Sequence[EffectRow]) -> list[EffectRow]:
-    return [one for one in rows if one.strength < 0]
-
-
-def _calibrated(side: Sequence[EffectRow]) -> Calibrated:
-    """Where the rows of one side of 0 reach TARGET_P95 first."""
+    side = _above(rows) or _below(rows)
     before, low = 0.0, 0.0
-    for one in sorted(side, key=lambda one: abs(one.strength)):
+    for one in sorted(side, key=_size):
         if one.kl_p95 >= TARGET_P95:
             part = (TARGET_P95 - low) / (one.kl_p95 - low)
             return Calibrated(
@@ -261,6 +249,14 @@ def _calibrated(side: Sequence[EffectRow]) -> Calibrated:
         else "the ladder has no strength but 0"
     )
     return Calibrated(kl_p95=TARGET_P95, strength=None, between=None, reason=why)
+
+
+def _above(rows: Sequence[EffectRow]) -> list[EffectRow]:
+    return [one for one in rows if one.strength > 0]
+
+
+def _below(rows: Sequence[EffectRow]) -> list[EffectRow]:
+    return [one for one in rows if one.strength < 0]
 
 
 def repetition(tokens: Sequence[int]) -> float | None:

@@ -14,8 +14,8 @@ from statistics import fmean
 
 from steerserve import messages as m
 from steerserve.control.inference.steered_texts import (
-    TEXTS_MAXIMUM,
     Writing,
+    check_texts,
     normal_numbers,
     prompts_or_stock,
     write,
@@ -468,11 +468,7 @@ def _check_texts(asked: Measurement) -> None:
     closings = 0 if asked.strengths is not None else effort.finalists * TRIED_AGAIN
     more = closings * _repeats(effort.texts, prompts)
     many = (1 + TRIED_AGAIN + asked.random_directions) * _repeats(effort.confirmed, prompts)
-    texts = prompts * (few + more + many)
-    if texts > TEXTS_MAXIMUM:
-        why = f"strengths: {texts} texts would be written; at most {TEXTS_MAXIMUM} are"
-        details: dict[str, object] = {"texts": texts, "maximum": TEXTS_MAXIMUM}
-        raise Refusal("INVALID_PARAMETER", why, param="strengths", **details)
+    check_texts(prompts * (few + more + many))
 
 
 def _examples(asked: Measurement) -> Examples:
