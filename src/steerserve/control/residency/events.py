@@ -92,6 +92,10 @@ class SaeDetached(LiveEvent, frozen=True):
     sae_id: str
 
 
+ATTACHMENTS_CHANGED = (SaeAttached, SaeDetached, LoadComplete, UnloadComplete)
+"""The events after which other SAEs may be attached."""
+
+
 class ModelLeaving(Event, frozen=True):
     """The model is being unloaded because somebody wants that, or wants another model."""
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from steerserve import messages as m
 from steerserve.rules.form import Form
-from steerserve.rules.sensing.firings import (
-    ContextParts,
-)
+from steerserve.rules.sensing.firings import ContextParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +27,7 @@ class DeletedFirings(Form, frozen=True):
 def context_of(
     window: m.Window,
 ) -> tuple[str | None, tuple[int, ...] | None, ContextParts | None]:
+    """The text of a window, its tokens, and its text before, in and after the event."""
     return (
         window.text,
         None if window.token_ids is None else tuple(window.token_ids),

@@ -11,12 +11,7 @@ from typing import ClassVar, Generic
 from steerserve import messages as m
 from steerserve.control.bus import Bus
 from steerserve.control.residency.conductor import Conductor
-from steerserve.control.residency.events import (
-    LoadComplete,
-    SaeAttached,
-    SaeDetached,
-    UnloadComplete,
-)
+from steerserve.control.residency.events import ATTACHMENTS_CHANGED
 from steerserve.control.sensing.arming import Facts, Message, SensingState
 from steerserve.control.sensing.recorder import READ_SECONDS, Recorder
 from steerserve.errors import Refusal
@@ -70,8 +65,7 @@ class Sensor(Generic[Message, Facts]):
 
     def _notice(self, event: object) -> None:
         """Called by the bus."""
-        common = (SaeAttached, SaeDetached, LoadComplete, UnloadComplete)
-        if isinstance(event, (self.FOLLOWS, *common)):
+        if isinstance(event, (self.FOLLOWS, *ATTACHMENTS_CHANGED)):
             task = background.start(self._sync(), name="sensing-arm")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -20,15 +20,11 @@ from steerserve import messages as m
 from steerserve.control.bus import Bus
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.engine_state import EngineState, Return, unchanged
-from steerserve.control.residency.events import (
-    LoadComplete,
-    SaeAttached,
-    SaeDetached,
-    UnloadComplete,
-)
+from steerserve.control.residency.events import ATTACHMENTS_CHANGED
 from steerserve.control.residency.resident import Attachment, Resident, Switch
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.database.catalog import Clock, utc_now
+from steerserve.control.sensing.sensing_views import context_of
+from steerserve.database.catalog import Clock
 from steerserve.errors import Refusal
 from steerserve.logs import background
 from steerserve.messages.carried import carry_edit
@@ -45,7 +41,6 @@ from steerserve.nouns.monitoring.form import (
 )
 from steerserve.nouns.monitoring.rules import Configuration, Record, Ring
 from steerserve.rules.sensing import ranking
-from steerserve.rules.sensing.firings import ContextParts
 from steerserve.rules.sensing.ranking import Rank, Scales
 
 log = structlog.get_logger(__name__)
@@ -66,9 +61,9 @@ class Monitoring(EngineState[_Watch]):
         self,
         conductor: Conductor,
         bus: Bus,
-        now: Clock = utc_now,
-        contexts: int = 0,
-        corpora: CorpusResults | None = None,
+        now: Clock,
+        contexts: int,
+        corpora: CorpusResults,
     ) -> None:
         self._conductor = conductor
         self._contexts = contexts
@@ -190,7 +185,7 @@ class Monitoring(EngineState[_Watch]):
             Refusal: SAE_NOT_ATTACHED; INVALID_PARAMETER without a corpus of this SAE; DATABASE_UNAVAILABLE.
         """
         attached = self._conductor.first_attachment()
-        scales = None if self._corpora is None else await self._corpora.scales(attached)
+        scales = await self._corpora.scales(attached)
         if scales is None:
             raise ranking.unknown("rank")
         return scales
@@ -347,7 +342,7 @@ class Monitoring(EngineState[_Watch]):
     def _notice(self, event: object) -> None:
         """Called by the bus with every event. When the attachments have changed, the new state is published at once. No
         command to the engine is awaited here."""
-        if not isinstance(event, SaeAttached | SaeDetached | LoadComplete | UnloadComplete):
+        if not isinstance(event, ATTACHMENTS_CHANGED):
             return
         if self._meant is not None and self._meant is not self._first():
             self._forget()
@@ -428,12 +423,12 @@ class Monitoring(EngineState[_Watch]):
 
 
 def _context(kept: m.FeatureContext) -> MonitoredContext:
-    parts = kept.window.parts
+    text, _, parts = context_of(kept.window)
     return MonitoredContext(
         activation=kept.activation,
         request_id=kept.label,
         choice=kept.choice,
         token_position=kept.position,
-        context_text=kept.window.text,
-        context_parts=None if parts is None else ContextParts(*parts),
+        context_text=text,
+        context_parts=parts,
     )
