@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from steerserve.rules.sensing.firings import Firing, FiringRow
 from tests.doubles import World
 from tests.nouns.circuit_sensing import test_owner as circuits
 from tests.nouns.cluster_sensing import test_owner as clusters
-from tests.waiting import soon, until
+from tests.waiting import Gate, soon, until
 
 Told = Callable[[], None]
 
@@ -30,6 +29,19 @@ async def sensed(request: pytest.FixtureRequest, world: World) -> AsyncIterator[
         await circuits.attached(world, 0, 1)
         circuit = await circuits.serving(world)
         yield world.circuit_sensing, lambda: world.launcher.engine.on_edges(circuits.told(circuit))
+
+
+def hold_writing(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """A gate that every writing of events has to pass."""
+    add, gate = FiringStore.add, Gate()
+
+    async def held(store: FiringStore, subject: str, firings: Sequence[Firing]) -> list[FiringRow]:
+        gate.reached.set()
+        await gate.open.wait()
+        return await add(store, subject, firings)
+
+    monkeypatch.setattr(FiringStore, "add", held)
+    return gate
 
 
 async def test_reads_answer_while_each_written_choice_is_followed_by_another(
@@ -65,17 +77,11 @@ async def test_a_read_waits_no_longer_than_its_bound_for_a_database_that_is_slow
     sensed: tuple[Any, Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, tell = sensed
-    add, opened = FiringStore.add, asyncio.Event()
-
-    async def held(store: FiringStore, subject: str, firings: Sequence[Firing]) -> list[FiringRow]:
-        await opened.wait()
-        return await add(store, subject, firings)
-
-    monkeypatch.setattr(FiringStore, "add", held)
+    gate = hold_writing(monkeypatch)
     monkeypatch.setattr(module, "READ_SECONDS", 0.01)
     tell()
     assert (await soon(owner.events(50))).total == 0
-    opened.set()
+    gate.open.set()
     await soon(owner.recorder.settled())
     assert (await soon(owner.events(50))).total == 1
 
@@ -85,24 +91,17 @@ async def test_clearing_takes_the_events_that_wait_too_and_only_those_of_its_sub
 ) -> None:
     one = await clusters.cluster(world, name="one")
     two = await clusters.cluster(world, name="two")
-    add, reached, opened = FiringStore.add, asyncio.Event(), asyncio.Event()
-
-    async def held(store: FiringStore, subject: str, firings: Sequence[Firing]) -> list[FiringRow]:
-        reached.set()
-        await opened.wait()
-        return await add(store, subject, firings)
-
-    monkeypatch.setattr(FiringStore, "add", held)
+    gate = hold_writing(monkeypatch)
     recorder = world.cluster_sensing.recorder
     for row in (one, one, two, one):
         told = clusters.told(row)
         recorder.record_firings(
             row.id, [cluster_firing(told, span) for span in told.spans], 0.0, "x"
         )
-    await soon(reached.wait())
+    await soon(gate.reached.wait())
     clearing = world.begin(recorder.clear(one.id))
     await until(lambda: recorder.waiting == 1)
-    opened.set()
+    gate.open.set()
     assert await soon(clearing) == 3
     found = await soon(world.cluster_sensing.events(50))
     assert ([one.profile_id for one in found.events], found.total) == ([two.id], 1)

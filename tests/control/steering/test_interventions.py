@@ -11,13 +11,13 @@ import pytest
 
 from steerserve import messages as m
 from steerserve.control.steering.events import SteeringUpdate
-from steerserve.errors import Refusal
 from steerserve.nouns.interventions.noun import INTERVENTIONS
 from steerserve.rules.steering.edits import Edit, Feature, Target
 from steerserve.rules.steering.placed import Modifiers
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction
 from tests import asking
+from tests.control.conftest import refused
 from tests.doubles import World
 from tests.scripted_answers import HIDDEN
 from tests.waiting import plain, soon, until
@@ -42,8 +42,7 @@ def body(*edits: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 async def attached(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
+    await world.attached()
     await world.steering.set_values({1: 5.0, 2: 1.0})
 
 
@@ -86,16 +85,14 @@ async def test_a_refused_edit_changes_nothing(world: World) -> None:
         (body({**ABLATE, "vector": "nobody"}), "edits[0].vector"),
         (body({**ABLATE, "vector": {**VECTOR, "layer": 9}}), "edits[0].vector"),
     ):
-        with pytest.raises(Refusal) as refused:
-            await world.owner(INTERVENTIONS).put(wrong)
-        assert refused.value.param == param
+        refusal = await refused(world.owner(INTERVENTIONS).put(wrong))
+        assert refusal.param == param
     assert world.steering.live is before
 
 
 async def test_without_a_loaded_model_interventions_are_refused(world: World) -> None:
-    with pytest.raises(Refusal) as refused:
-        await world.owner(INTERVENTIONS).put(body(ABLATE))
-    assert refused.value.code == "MODEL_NOT_LOADED"
+    refusal = await refused(world.owner(INTERVENTIONS).put(body(ABLATE)))
+    assert refusal.code == "MODEL_NOT_LOADED"
 
 
 async def test_edits_of_a_detached_sae_go_and_those_of_vectors_stay(world: World) -> None:
@@ -249,14 +246,12 @@ async def test_the_edits_of_a_profile_go_with_its_sae(world: World) -> None:
 
 
 async def test_a_saved_profile_names_its_wrong_edit(world: World) -> None:
-    with pytest.raises(Refusal) as refused:
-        await saved(world, SET, {**SET, "value": None})
-    assert (refused.value.code, refused.value.param) == ("INVALID_INTERVENTION", "edits[1].value")
+    refusal = await refused(saved(world, SET, {**SET, "value": None}))
+    assert (refusal.code, refusal.param) == ("INVALID_INTERVENTION", "edits[1].value")
     await attached(world)
     profile = await saved(world, {**ABLATE, "vector": "nobody"})
-    with pytest.raises(Refusal) as refused:
-        await world.profiles.activate(profile)
-    assert (refused.value.code, refused.value.param) == (
+    refusal = await refused(world.profiles.activate(profile))
+    assert (refusal.code, refusal.param) == (
         "VECTOR_NOT_FOUND",
         "profile.edits[0].vector",
     )

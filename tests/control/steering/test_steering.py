@@ -11,32 +11,17 @@ import pytest
 
 from steerserve.control.residency.engine_state import Return
 from steerserve.control.steering.events import SteeringUpdate, steering_update
-from steerserve.control.steering.steering import Steering
 from steerserve.database.catalog import SaeRow
 from steerserve.errors import Refusal
 from steerserve.rules.steering import live as rules
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import MANUAL, Placed
+from tests.control.conftest import refused
 from tests.doubles import World
-from tests.scripted_answers import WIDTH
+from tests.refusals import refusal_of
 from tests.waiting import soon, until
 
 KEY = "sae_a@1"
-EDITS: list[tuple[str, Callable[[Steering], Awaitable[None]]]] = [
-    ("set", lambda steering: steering.set_values({1: 5.0})),
-    ("enable", lambda steering: steering.enable()),
-    ("disable", lambda steering: steering.disable()),
-    ("remove", lambda steering: steering.remove(1)),
-    ("clear", lambda steering: steering.clear()),
-]
-EVERY_EDIT = pytest.mark.parametrize(
-    "edit", [edit for _, edit in EDITS], ids=[name for name, _ in EDITS]
-)
-
-
-async def attached(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
 
 
 def engine_of(world: World) -> Any:
@@ -49,7 +34,7 @@ def in_engine(world: World) -> tuple[Any, ...]:
 
 @pytest.mark.shows("steering.10")
 async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
-    await attached(world)
+    await world.attached()
     steps: list[tuple[Callable[[], Awaitable[None]], bool, dict[int, float]]] = [
         (lambda: world.steering.set_values({1: 5.0, 2: -3.0}), True, {1: 5.0, 2: -3.0}),
         (lambda: world.steering.set_values({2: 4.0}), True, {1: 5.0, 2: 4.0}),
@@ -72,7 +57,7 @@ async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
 
 @pytest.mark.shows("steering.10")
 async def test_until_the_engine_has_an_edit_the_old_values_are_reported(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     gate = world.launcher.hold("steer")
     editing = world.begin(world.steering.set_values({1: 9.0}))
@@ -87,7 +72,7 @@ async def test_until_the_engine_has_an_edit_the_old_values_are_reported(world: W
     "error", [Refusal("ENGINE_UNAVAILABLE", "gone"), OSError("broken pipe")], ids=["refusal", "bug"]
 )
 async def test_a_push_that_fails_changes_nothing(world: World, error: Exception) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     before, told = world.steering.live, len(world.published(SteeringUpdate))
     world.launcher.fail("steer", error)
@@ -99,19 +84,8 @@ async def test_a_push_that_fails_changes_nothing(world: World, error: Exception)
     assert in_engine(world) == (before.epoch + 1, True, {KEY: {1: 5.0, 2: 1.0}})
 
 
-async def test_a_bad_index_in_a_batch_reaches_neither_the_values_nor_the_engine(
-    world: World,
-) -> None:
-    await attached(world)
-    with pytest.raises(Refusal) as refused:
-        await world.steering.set_values({1: 5.0, WIDTH: 1.0})
-    assert refused.value.details == {"feature_idx": WIDTH, "d_sae": WIDTH}
-    assert world.steering.state() == (False, {})
-    assert "steer" not in world.launcher.log
-
-
 async def test_an_edit_that_changes_nothing_is_not_pushed(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     pushed = world.launcher.log.count("steer")
     await world.steering.set_values({1: 5.0})
@@ -120,22 +94,15 @@ async def test_an_edit_that_changes_nothing_is_not_pushed(world: World) -> None:
     assert world.launcher.log.count("steer") == pushed
 
 
-@EVERY_EDIT
-async def test_without_an_attached_sae_every_edit_is_refused(
-    world: World, edit: Callable[[Steering], Awaitable[None]]
-) -> None:
-    for _ in ("without a model", "with a model"):
-        with pytest.raises(Refusal) as refused:
-            await edit(world.steering)
-        assert refused.value.code == "SAE_NOT_ATTACHED"
-        with pytest.raises(Refusal):
-            world.steering.state()
-        if world.conductor.resident is None:
-            await world.loaded()
+async def test_without_a_model_there_is_no_sae_to_steer(world: World) -> None:
+    refusal = refusal_of(world.steering.state)
+    assert refusal.code == "SAE_NOT_ATTACHED"
+    refusal = await refused(world.steering.clear())
+    assert refusal.code == "SAE_NOT_ATTACHED"
 
 
 async def test_concurrent_edits_all_count(world: World) -> None:
-    await attached(world)
+    await world.attached()
     first = world.steering.live.epoch
     gate = world.launcher.hold("steer")
     editing = [world.begin(world.steering.set_values({i: float(i + 1)})) for i in range(5)]
@@ -148,7 +115,7 @@ async def test_concurrent_edits_all_count(world: World) -> None:
 
 
 async def test_detaching_forgets_the_values_here_and_in_the_engine(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     await world.attachments.detach("sae_a")
     assert world.steering.live.values == {}
@@ -157,15 +124,8 @@ async def test_detaching_forgets_the_values_here_and_in_the_engine(world: World)
     assert world.published(SteeringUpdate)[-1] == steering_update(False, {})
 
 
-async def test_unloading_forgets_the_values(world: World) -> None:
-    await attached(world)
-    await world.steering.set_values({1: 5.0})
-    await world.conductor.unload(world.resident.row.id)
-    assert (world.steering.live.enabled, world.steering.live.values) == (False, {})
-
-
 async def test_values_do_not_come_back_with_the_next_model(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     row = world.resident.row
     await world.conductor.unload(row.id)
@@ -180,7 +140,7 @@ async def test_the_epoch_grows_with_an_sae_that_takes_values_away_and_not_with_a
     world: World,
 ) -> None:
     before = world.steering.live.epoch
-    await attached(world)
+    await world.attached()
     assert world.steering.live.epoch == before
     await world.steering.set_values({1: 5.0})
     async with world.steering.part([KEY]) as switch:
@@ -263,7 +223,7 @@ async def restored(world: World, live: Live) -> None:
 
 
 async def test_the_engine_and_the_plain_routes_get_the_sum_over_the_owners(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 150.0})
     epoch = world.steering.live.epoch
     await own(world, {KEY: {1: 100.0, 2: 1.0}})
@@ -277,7 +237,7 @@ async def test_the_engine_and_the_plain_routes_get_the_sum_over_the_owners(world
 async def test_a_snapshot_is_restored_with_its_owners_and_one_step_of_the_epoch(
     world: World, is_enabled: bool
 ) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     await own(world, {KEY: {1: 1.0}})
     if not is_enabled:
@@ -291,7 +251,7 @@ async def test_a_snapshot_is_restored_with_its_owners_and_one_step_of_the_epoch(
 
 
 async def test_restoring_leaves_out_what_is_not_attached(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     before = world.steering.live
     await world.attachments.detach("sae_a")
@@ -302,7 +262,7 @@ async def test_restoring_leaves_out_what_is_not_attached(world: World) -> None:
 
 
 async def test_a_restore_that_the_engine_refuses_changes_nothing(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     before = world.steering.live
     await world.steering.clear()
@@ -321,7 +281,7 @@ async def unloaded(world: World) -> None:
 async def test_every_engine_has_the_epoch_before_it_serves(
     world: World, leave: Callable[[World], Awaitable[None]]
 ) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     await world.attachments.detach("sae_a")
     for model in ("a", "b"):  # the same model again, and another one

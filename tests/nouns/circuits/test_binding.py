@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.nouns.circuits.rules import binding
 from steerserve.nouns.circuits.rules import document as circuit
 from steerserve.nouns.circuits.rules.document import Circuit
-from steerserve.rules.steering.live import key_of
 from steerserve.rules.steering.placed import scaled
-
-
-@dataclass(frozen=True)
-class Sae:
-    sae_id: str
-    layer: int
-    d_sae: int = 16
-
-    @property
-    def key(self) -> str:
-        return key_of(self.sae_id, self.layer)
-
-    def is_named(self, sae_id: str) -> bool:
-        return sae_id == self.sae_id
+from tests.refusals import refusal_of
+from tests.rules.steering.saes import Sae
 
 
 def document(*layers: int, **more: Any) -> Circuit:
@@ -59,8 +44,8 @@ def at_2(**sae: Any) -> Circuit:
         (at_2(n_features=99), [Sae("x", 2)], "block", "x", "declares 99 features"),
         (at_2(n_features=99, mistudio_sae_id="x"), [Sae("x", 2)], "block", "x", "99"),
         (at_2(n_features=None), [Sae("x", 2)], "bind", "x", None),
-        (at_2(n_features=16), [Sae("x", 2)], "bind", "x", None),
-        (at_2(n_features=16, mistudio_sae_id="z"), [Sae("x", 2)], "warn", "x", "'z'"),
+        (at_2(n_features=10), [Sae("x", 2)], "bind", "x", None),
+        (at_2(n_features=10, mistudio_sae_id="z"), [Sae("x", 2)], "warn", "x", "'z'"),
         (at_2(), [Sae("x", 2, d_sae=3)], "block", "x", "names feature 3"),
     ],
 )
@@ -75,7 +60,7 @@ def test_the_verdict_of_a_layer(
 
 
 def test_the_first_sae_with_a_layer_is_the_declared_one() -> None:
-    made = document(2, saes=[{"layer": 2, "n_features": 16}, {"layer": 2, "n_features": 99}])
+    made = document(2, saes=[{"layer": 2, "n_features": 10}, {"layer": 2, "n_features": 99}])
     assert binding.bind(binding.declared(made), [Sae("x", 2)])[0].verdict == "bind"
 
 
@@ -106,10 +91,9 @@ def test_a_circuit_is_serveable_when_every_layer_is_bound(
 
 def test_an_index_outside_of_the_sae_is_named_with_its_layer() -> None:
     made, attached = document(2, 3), [Sae("sae_2", 2), Sae("sae_3", 3, d_sae=3)]
-    with pytest.raises(Refusal) as raised:
-        binding.check_indices(made, attached)
-    assert raised.value.code == "INVALID_FEATURE_INDEX"
-    assert raised.value.details == {"feature_idx": 3, "layer": 3, "sae_id": "sae_3", "d_sae": 3}
+    refusal = refusal_of(binding.check_indices, made, attached)
+    assert refusal.code == "INVALID_FEATURE_INDEX"
+    assert refusal.details == {"feature_idx": 3, "layer": 3, "sae_id": "sae_3", "d_sae": 3}
     binding.check_indices(made, attached[:1])
 
 

@@ -10,6 +10,7 @@ from steerserve.errors import Refusal
 from steerserve.nouns.circuits.rules.hazards import MEASURED
 from steerserve.nouns.claims import rules as claims
 from steerserve.nouns.claims.rules import LayerClaim, Wanted
+from tests.refusals import refusal_of
 
 WANTED = Wanted("circ_b", "second", {2: (7, 8), 3: (9,)})
 SLICE = Wanted("circ_b", "second", {2: (7, 8)}, is_slice=True)
@@ -20,10 +21,9 @@ def held(layer: int, *features: int, by: str = "circ_a", **more: Any) -> LayerCl
 
 
 def refusal(wanted: Wanted, *there: LayerClaim, allows_overlap: bool = False) -> Refusal:
-    with pytest.raises(Refusal) as raised:
-        claims.admit(wanted, there, allows_overlap=allows_overlap)
-    assert raised.value.code == "CIRCUIT_LAYER_CONTENTION"
-    return raised.value
+    refused = refusal_of(claims.admit, wanted, there, allows_overlap=allows_overlap)
+    assert refused.code == "CIRCUIT_LAYER_CONTENTION"
+    return refused
 
 
 @pytest.mark.parametrize("allows_overlap", [False, True])

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from steerserve.errors import Refusal
 from steerserve.nouns.clusters import rules as cluster
 from steerserve.nouns.profiles import rules as profile
-
-
-def refused(call: Any, *arguments: Any, **options: Any) -> Refusal:
-    with pytest.raises(Refusal) as raised:
-        call(*arguments, **options)
-    return raised.value
-
+from tests.refusals import refusal_of
 
 # ------------------------------------------------------------------ importing
 
@@ -72,7 +66,7 @@ def test_the_older_form_is_read_and_says_what_it_is_not_bound_to() -> None:
 @pytest.mark.parametrize("is_enveloped", [False, True])
 def test_a_cluster_document_is_pointed_to_its_own_import(kind: str, is_enveloped: bool) -> None:
     body: Any = {"kind": kind, "name": "x", "steering": {"1": 1}}
-    refusal = refused(
+    refusal = refusal_of(
         profile.read, {"success": True, "data": body, "error": None} if is_enveloped else body
     )
     assert (refusal.code, refusal.row.api) == ("IS_CLUSTER_DOCUMENT", 200)
@@ -87,7 +81,7 @@ def test_a_cluster_document_is_pointed_to_its_own_import(kind: str, is_enveloped
     ],
 )
 def test_a_cluster_document_that_leaves_out_its_kind_is_not_an_empty_profile(body: Any) -> None:
-    assert refused(profile.read, body).code == "IS_CLUSTER_DOCUMENT"
+    assert refusal_of(profile.read, body).code == "IS_CLUSTER_DOCUMENT"
 
 
 BAD_ENTRIES: list[tuple[str, Any]] = [
@@ -137,13 +131,13 @@ def test_an_entry_is_what_converts_to_an_index_and_a_number(
 
 
 def test_one_feature_written_in_two_ways_is_refused() -> None:
-    refusal = refused(profile.read, EXPORT | {"steering": {"7": 1.0, "07": 2.0}})
+    refusal = refusal_of(profile.read, EXPORT | {"steering": {"7": 1.0, "07": 2.0}})
     assert (refusal.code, refusal.details["invalid_keys"]) == ("VALIDATION_ERROR", ["07"])
 
 
 @pytest.mark.parametrize(("key", "value"), BAD_ENTRIES, ids=lambda part: repr(part)[:12])
 def test_an_entry_that_is_no_index_and_value_is_named(key: str, value: Any) -> None:
-    refusal = refused(profile.read, EXPORT | {"steering": {"1": 1.0, key: value, "2": -200}})
+    refusal = refusal_of(profile.read, EXPORT | {"steering": {"1": 1.0, key: value, "2": -200}})
     assert refusal.code == "VALIDATION_ERROR"
     assert refusal.details["invalid_keys"] == [key]
 
@@ -162,7 +156,7 @@ def test_an_entry_that_is_no_index_and_value_is_named(key: str, value: Any) -> N
     ],
 )
 def test_a_bad_feature_of_the_older_form_is_named(features: Any, named: list[str]) -> None:
-    refusal = refused(profile.read, OLDER | {"features": features})
+    refusal = refusal_of(profile.read, OLDER | {"features": features})
     assert refusal.details["invalid_keys"] == named
 
 
@@ -187,7 +181,7 @@ def test_a_bad_feature_of_the_older_form_is_named(features: Any, named: list[str
     ],
 )
 def test_a_document_that_is_no_profile_is_refused_by_the_field(body: Any, field: str) -> None:
-    refusal = refused(profile.read, body)
+    refusal = refusal_of(profile.read, body)
     assert refusal.code == "VALIDATION_ERROR"
     assert refusal.details["errors"][0]["loc"] == ["body", field]
 
@@ -224,11 +218,11 @@ def test_any_document_is_read_or_refused(body: Any) -> None:
 
 @pytest.mark.parametrize("bad", [-0.1, 2.001, math.nan, math.inf])
 def test_an_intensity_lies_between_0_and_2(bad: float) -> None:
-    assert refused(profile.check_intensity, bad).code == "VALIDATION_ERROR"
+    assert refusal_of(profile.check_intensity, bad).code == "VALIDATION_ERROR"
     profile.check_intensity(0.0)
     profile.check_intensity(2.0)
 
 
 def test_a_saved_map_names_the_offenders_up_to_twenty() -> None:
-    refusal = refused(profile.feature_values, {f"x{i}": 1.0 for i in range(50)})
+    refusal = refusal_of(profile.feature_values, {f"x{i}": 1.0 for i in range(50)})
     assert len(refusal.details["errors"]) == 20

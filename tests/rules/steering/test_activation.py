@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.nouns.circuits.rules import serving as circuit_serving
 from steerserve.nouns.profiles.rules import Profile, ProfileEdits
 from steerserve.rules.steering import activation as serving
@@ -15,6 +14,7 @@ from steerserve.rules.steering import interventions
 from steerserve.rules.steering import live as steering
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.placed import INTERVENTIONS, MANUAL, Placed
+from tests.refusals import refusal_of
 from tests.rules.steering.owners import owned, values_of, whole
 from tests.rules.steering.saes import Sae
 
@@ -30,12 +30,6 @@ EMPTY = Profile("empty", {})
 FRESH = Live(epoch=3)
 STEERED = Live(epoch=3, enabled=True, values={A: {1: 5.0}, B: {15: 1.0}})
 OFF = Live(epoch=3, enabled=False, values={A: {1: 5.0}})
-
-
-def refused(call: Any, *arguments: Any, **options: Any) -> Refusal:
-    with pytest.raises(Refusal) as raised:
-        call(*arguments, **options)
-    return raised.value
 
 
 # ------------------------------------------------------------------ activating
@@ -103,7 +97,7 @@ def test_activating_an_empty_profile_clears_and_needs_no_sae(
 def test_what_cannot_be_applied_is_refused_whole(
     made: Profile, attached: tuple[Sae, ...], code: str, details: dict[str, Any] | None
 ) -> None:
-    refusal = refused(serving.activate, STEERED, ID, made, attached)
+    refusal = refusal_of(serving.activate, STEERED, ID, made, attached)
     assert (refusal.code, refusal.row.api) == (code, 400)
     if details is not None:
         assert refusal.details == details
@@ -287,7 +281,7 @@ def test_the_live_values_are_those_of_the_sae_that_has_some(
 
 
 def test_the_live_values_of_several_saes_fit_no_profile() -> None:
-    assert refused(serving.steered, STEERED, ()).code == "SAE_NOT_ATTACHED"
-    refusal = refused(serving.steered, STEERED, BOTH)
+    assert refusal_of(serving.steered, STEERED, ()).code == "SAE_NOT_ATTACHED"
+    refusal = refusal_of(serving.steered, STEERED, BOTH)
     assert (refusal.code, refusal.row.api) == ("PROFILE_INCOMPATIBLE", 400)
     assert "sae_a@1, sae_b@2" in refusal.message

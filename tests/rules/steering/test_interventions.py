@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering.edits import KINDS, REPLACE, SWAP
@@ -24,6 +23,7 @@ from steerserve.rules.steering.request import (
     TextSource,
 )
 from steerserve.rules.steering.vector import Direction, Vector
+from tests.refusals import refusal_of
 
 FEATURE: dict[str, Any] = {"index": 4}
 SET: dict[str, Any] = {"op": "set", "feature": FEATURE, "value": 2}
@@ -171,9 +171,8 @@ def nested(depth: int) -> dict[str, Any]:
 
 def test_conditions_nest_four_deep_and_no_deeper() -> None:
     assert when(nested(4)) is not None
-    with pytest.raises(Refusal) as refused:
-        when(nested(5))
-    assert refused.value.param == f"interventions.edits[0].when{4 * '.any[0]'}.any"
+    refusal = refusal_of(when, nested(5))
+    assert refusal.param == f"interventions.edits[0].when{4 * '.any[0]'}.any"
 
 
 @pytest.mark.parametrize(
@@ -265,16 +264,15 @@ def test_conditions_nest_four_deep_and_no_deeper() -> None:
     ],
 )
 def test_a_wrong_edit_is_refused_by_its_place(edit: dict[str, Any], place: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        parsed(SET, edit)
-    row = refused.value.row
+    refusal = refusal_of(parsed, SET, edit)
+    row = refusal.row
     assert (row.code, row.api, row.v1, row.v1_code) == (
         "INVALID_INTERVENTION",
         422,
         400,
         "invalid_parameter",
     )
-    assert refused.value.param == f"interventions.edits[1].{place}"
+    assert refusal.param == f"interventions.edits[1].{place}"
 
 
 @pytest.mark.parametrize(
@@ -299,9 +297,8 @@ def test_a_wrong_edit_is_refused_by_its_place(edit: dict[str, Any], place: str) 
     ],
 )
 def test_a_refused_choice_names_the_choices(edit: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        parsed(edit)
-    assert refused.value.message == f"interventions.edits[0].{sentence}"
+    refusal = refusal_of(parsed, edit)
+    assert refusal.message == f"interventions.edits[0].{sentence}"
 
 
 @pytest.mark.parametrize(
@@ -317,15 +314,13 @@ def test_a_refused_choice_names_the_choices(edit: dict[str, Any], sentence: str)
     ],
 )
 def test_a_wrong_whole_is_refused_by_its_place(raw: object, place: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        interventions.parse(raw)
-    assert (refused.value.code, refused.value.param) == ("INVALID_INTERVENTION", place)
+    refusal = refusal_of(interventions.parse, raw)
+    assert (refusal.code, refusal.param) == ("INVALID_INTERVENTION", place)
 
 
 def test_more_than_64_edits_are_refused_before_any_is_read() -> None:
-    with pytest.raises(Refusal) as refused:
-        interventions.parse({"edits": 65 * [None]}, "")
-    assert (refused.value.code, refused.value.param) == ("TOO_MANY_EDITS", "edits")
+    refusal = refusal_of(interventions.parse, {"edits": 65 * [None]}, "")
+    assert (refusal.code, refusal.param) == ("TOO_MANY_EDITS", "edits")
 
 
 CONDITION = {"feature": {"index": 1}, "above": 0}
@@ -351,9 +346,10 @@ def tree(*sizes: int) -> dict[str, Any]:
 def test_more_than_64_conditions_are_refused_before_any_is_read(
     whens: list[dict[str, Any]],
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        parsed(*({**ADD, "vector": "a", "when": when} for when in whens[:64]), *whens[64:])
-    assert (refused.value.code, refused.value.param) == ("TOO_MANY_EDITS", "interventions.edits")
+    refusal = refusal_of(
+        parsed, *({**ADD, "vector": "a", "when": when} for when in whens[:64]), *whens[64:]
+    )
+    assert (refusal.code, refusal.param) == ("TOO_MANY_EDITS", "interventions.edits")
 
 
 def test_64_conditions_are_as_many_as_one_request_may_have() -> None:

@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.edits import Edit, Feature, Target
 from steerserve.rules.steering.placed import Placed
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.vector import Direction, packed
+from tests.refusals import refusal_of
 
 KEY = "sae_a@1"
 FEATURE, OTHER = Feature(KEY, 3), Feature(KEY, 4)
@@ -91,6 +91,5 @@ def test_an_ablation_of_a_direction_has_one() -> None:
 def test_strengths_beyond_the_bounds_are_refused(
     lever: Placed, strengths: list[float], where: str
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        ladder.check_strengths(lever, strengths)
-    assert (refused.value.code, refused.value.param) == ("INVALID_PARAMETER", where)
+    refusal = refusal_of(ladder.check_strengths, lever, strengths)
+    assert (refusal.code, refusal.param) == ("INVALID_PARAMETER", where)

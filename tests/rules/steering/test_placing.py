@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.steering import interventions
 from steerserve.rules.steering.edits import (
     AllOf,
@@ -22,6 +21,7 @@ from steerserve.rules.steering.placing import ModelFacts, placed
 from steerserve.rules.steering.positions import Positions, Selection
 from steerserve.rules.steering.probe import Probe
 from steerserve.rules.steering.vector import PROJECT, Direction, Vector
+from tests.refusals import refusal_of
 from tests.rules.steering.saes import Sae
 
 LOW, HIGH = Sae("low", 1), Sae("high", 3)
@@ -261,16 +261,14 @@ def low(op: str = "set", index: int = 4, value: float | None = 1, **fields: Any)
 def test_what_does_not_fit_is_refused_by_its_place(
     edit: dict[str, Any], code: str, part: str
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        place(low(), edit)
-    assert (refused.value.code, refused.value.param) == (code, f"interventions.edits[1].{part}")
+    refusal = refusal_of(place, low(), edit)
+    assert (refusal.code, refusal.param) == (code, f"interventions.edits[1].{part}")
 
 
 def test_a_sum_beyond_the_bounds_says_what_the_edits_add() -> None:
     loud = {"op": "add", "feature": of("low"), "value": -150}
-    with pytest.raises(Refusal) as refused:
-        place(loud, loud)
-    assert refused.value.message == (
+    refusal = refusal_of(place, loud, loud)
+    assert refusal.message == (
         "interventions.edits[1].value: the values that the edits add to this feature sum up to -300; "
         "the sum must be from -200 to 200"
     )
@@ -283,9 +281,8 @@ def test_a_vector_that_must_be_projected_may_be_projected() -> None:
 def test_16_edits_at_one_site_are_allowed_and_17_are_not() -> None:
     many = [edit_of("one", "scale", value=1 + i) for i in range(1, 17)]
     assert len(place(*many, edit_of("one"), edit_of("kind", "ablate", layers=[1])).edits) == 18
-    with pytest.raises(Refusal) as refused:
-        place(*many, edit_of("kind", "ablate"))
-    assert (refused.value.code, refused.value.param) == ("TOO_MANY_EDITS", "interventions.edits")
+    refusal = refusal_of(place, *many, edit_of("kind", "ablate"))
+    assert (refusal.code, refusal.param) == ("TOO_MANY_EDITS", "interventions.edits")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.steering.edits import Edit, Feature, Source, Target, direction_target
 from steerserve.rules.steering.recorded import check_edits
 from steerserve.rules.steering.vector import Direction, packed
+from tests.refusals import refusal_of
 
 WIDE = Direction(3, "v", packed([1.0] * 8))
 FEATURE = Feature("sae@1", 7)
@@ -48,6 +48,5 @@ def test_a_source_that_fits_its_edit_is_taken(whole: Edit) -> None:
     ],
 )
 def test_a_source_that_does_not_fit_is_refused_by_its_place(wrong: Edit, param: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        check_edits([wrong], "edits")
-    assert refused.value.param == f"edits[0].{param}"
+    refusal = refusal_of(check_edits, [wrong], "edits")
+    assert refusal.param == f"edits[0].{param}"

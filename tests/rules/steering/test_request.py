@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.bounds import STEERED_FEATURES
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering import dial
@@ -22,6 +21,7 @@ from steerserve.rules.steering.request import (
     RequestSteering,
     SteeredFeature,
 )
+from tests.refusals import refusal_of
 from tests.rules.steering.owners import effective, owned
 from tests.rules.steering.saes import Sae
 
@@ -82,10 +82,9 @@ def test_values_within_the_bounds_pass(value: float, count: int) -> None:
 def test_a_fault_of_the_field_is_refused_and_names_its_place(
     features: tuple[SteeredFeature, ...], param: str
 ) -> None:
-    with pytest.raises(Refusal) as refused:
-        sae_steering.check_steering(RequestSteering(features))
-    assert (refused.value.code, refused.value.row.v1) == ("INVALID_PARAMETER", 400)
-    assert refused.value.param == f"sae_steering.{param}"
+    refusal = refusal_of(sae_steering.check_steering, RequestSteering(features))
+    assert (refusal.code, refusal.row.v1) == ("INVALID_PARAMETER", 400)
+    assert refusal.param == f"sae_steering.{param}"
 
 
 # ---------------------------------------------------------------- the SAE of a feature
@@ -124,23 +123,23 @@ def test_a_feature_of_no_sae_or_of_several_is_refused(
     choices: list[SaeChoice], attached: tuple[Sae, ...], code: str, param: str
 ) -> None:
     request = RequestSteering(tuple(SteeredFeature(4, 2.0, choice) for choice in choices))
-    with pytest.raises(Refusal) as refused:
-        placed(sae_steering.check_steering(request), attached, ModelFacts())
-    assert (refused.value.code, refused.value.row.v1) == (code, 400)
-    assert refused.value.param == f"sae_steering.{param}"
+    refusal = refusal_of(placed, sae_steering.check_steering(request), attached, ModelFacts())
+    assert (refusal.code, refusal.row.v1) == (code, 400)
+    assert refusal.param == f"sae_steering.{param}"
     if param != "features[1]":
         listed = [{"sae_id": sae.sae_id, "layer": sae.layer} for sae in attached]
-        assert refused.value.details["attached"] == listed
+        assert refusal.details["attached"] == listed
 
 
 @pytest.mark.parametrize(("sae", "index"), [("sae_a", 10), ("sae_b", 20), ("sae_a", 2**31 - 1)])
 @pytest.mark.parametrize("value", [1.0, 0.0])
 def test_an_index_outside_of_its_sae_is_refused(sae: str, index: int, value: float) -> None:
-    with pytest.raises(Refusal) as refused:
-        placed(own({9: 1.0, index: value}, sae=sae), (FIRST, SECOND), ModelFacts())
-    assert (refused.value.code, refused.value.row.v1) == ("INVALID_FEATURE_INDEX", 400)
-    assert refused.value.param == "sae_steering.features[1].index"
-    assert refused.value.details["feature_idx"] == index
+    refusal = refusal_of(
+        placed, own({9: 1.0, index: value}, sae=sae), (FIRST, SECOND), ModelFacts()
+    )
+    assert (refusal.code, refusal.row.v1) == ("INVALID_FEATURE_INDEX", 400)
+    assert refusal.param == "sae_steering.features[1].index"
+    assert refusal.details["feature_idx"] == index
 
 
 # ---------------------------------------------------------------- its part of the dial
@@ -259,6 +258,5 @@ def test_an_operators_change_does_not_touch_the_values_of_the_request(
 @pytest.mark.parametrize("mode", ["replace", "add"])
 @pytest.mark.parametrize("intensity", [None, 1.0, "max"])
 def test_without_an_attached_sae_the_request_is_refused(mode: str, intensity: Any) -> None:
-    with pytest.raises(Refusal) as refused:
-        planned(own({4: 7.0}, mode), intensity, attached=())
-    assert refused.value.code == "SAE_NOT_ATTACHED"
+    refusal = refusal_of(planned, own({4: 7.0}, mode), intensity, attached=())
+    assert refusal.code == "SAE_NOT_ATTACHED"

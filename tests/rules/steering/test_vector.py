@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from steerserve.errors import Refusal
 from steerserve.rules.steering import vector
 from steerserve.rules.steering.vector import Convention, Direction, packed
+from tests.refusals import refusal_of
 
 WIDTHS = {"resid_post": 2, "mlp_out": 2}
 
@@ -53,10 +53,9 @@ def test_what_fits_no_place_of_a_model_is_named() -> None:
         Direction(0, "resid_post", packed([1.0])),
         Direction(0, "attn_out", packed([1.0, 2.0])),
     ):
-        with pytest.raises(Refusal) as refused:
-            vector.check_fits("calm", [fits, odd], 4, WIDTHS)
-        assert refused.value.code == "VECTOR_MISMATCH"
-        assert refused.value.details["site"] == odd.site
+        refusal = refusal_of(vector.check_fits, "calm", [fits, odd], 4, WIDTHS)
+        assert refusal.code == "VECTOR_MISMATCH"
+        assert refusal.details["site"] == odd.site
 
 
 def test_the_unit_of_a_direction_and_the_cosine_of_two() -> None:
