@@ -50,6 +50,7 @@ async def test_a_mismatch_of_layer_or_family_is_a_warning_of_the_attach(world: W
     assert "org/huge" in attached.warnings[1]
 
 
+@pytest.mark.shows("saes.16", "states.9", "model-errors.4")
 async def test_without_a_loaded_model_nothing_is_attached(world: World) -> None:
     sae = await world.sae()
     assert (await refused(world.attachments.attach(sae, 1))).code == "MODEL_NOT_LOADED"
@@ -64,7 +65,7 @@ async def test_a_model_that_can_only_embed_takes_no_sae(world: World) -> None:
     assert (await refused(world.attachments.attach(sae, 1))).code == "SAE_INCOMPATIBLE"
 
 
-@pytest.mark.shows("saes.15")
+@pytest.mark.shows("saes.15", "steering-errors.4")
 @pytest.mark.parametrize(("width", "layer"), [(HIDDEN + 1, 1), (HIDDEN, LAYERS)])
 async def test_an_sae_that_does_not_fit_is_refused_before_the_engine_is_asked(
     world: World, width: int, layer: int

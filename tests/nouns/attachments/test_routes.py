@@ -230,16 +230,6 @@ def test_a_bad_set_is_refused(free: Running, body: dict[str, Any]) -> None:
     assert free.error("POST", "/api/saes/attach-set", body)[:2] == (422, "VALIDATION_ERROR")
 
 
-def test_a_set_with_a_missing_member_says_which_and_attaches_nothing(free: Running) -> None:
-    body = {"saes": [*members(free, FIRST), {"sae_id": "sae_none", "layer": 1}]}
-    status, code, details = free.error("POST", "/api/saes/attach-set", body)
-    assert (status, code) == (422, "SAE_SET_INCOMPLETE")
-    assert details["offenders"] == [
-        {"layer": 1, "sae_id": "sae_none", "reason": "no SAE has this id"}
-    ]
-    assert attachments(free)["count"] == 0
-
-
 @pytest.mark.shows("attachment-status.8", "saes.11")
 def test_a_set_needs_a_model_and_the_envelope_only_warns(start: Start) -> None:
     with start(multisae_vram_envelope_mb=1, multisae_attach_dtype="stored") as live:

@@ -270,16 +270,6 @@ async def test_claims_are_released_in_the_database_without_a_reader(world: World
             await asyncio.sleep(0)
 
 
-async def test_of_two_circuits_that_race_for_a_layer_one_serves(world: World) -> None:
-    await attached(world)
-    ids = [await imported(world, name=name, feature=i) for i, name in enumerate(("a", "b"))]
-    races = [world.begin(activate(world, circuit_id)) for circuit_id in ids]
-    outcomes = await asyncio.gather(*races, return_exceptions=True)
-    (lost,) = [one for one in outcomes if isinstance(one, Refusal)]
-    assert lost.code == "CIRCUIT_LAYER_CONTENTION"
-    assert len(world.steering.live.circuits) == 1
-
-
 async def test_a_claim_that_came_between_is_contention(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

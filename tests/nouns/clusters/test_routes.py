@@ -19,7 +19,6 @@ from tests.service import JSON, Running, add_sae
 CLUSTERS = "/api/clusters"
 PROFILES = "/api/profiles"
 STEERING = "/api/saes/steering"
-DIAL = "x-service-steering-intensity"
 WIDTH = 1024
 """The number of features of the demo SAEs."""
 
@@ -511,43 +510,7 @@ def test_without_an_active_cluster_there_is_no_intensity_to_set(empty: Running) 
     assert empty.error("PUT", path, {"intensity": 1})[:2] == (200, "NO_ACTIVE_CLUSTER")
 
 
-def test_another_intensity_does_not_switch_steering_on_that_an_operator_switched_off(
-    empty: Running,
-) -> None:
-    imported(empty, WEATHER, "?activate=true")
-    empty.data("POST", f"{STEERING}/disable")
-    assert empty.data("PUT", f"{CLUSTERS}/active/intensity", {"intensity": 0.5})["reapplied"]
-    assert empty.data("GET", STEERING)["enabled"] is False
-    assert values(empty)["70"] == 6.25
-
-
 # ------------------------------------------------------------------ the dial of a request
-
-
-def dialed(live: Running, **fields: Any) -> str | None:
-    body = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}
-    answer = live.post("/v1/chat/completions", body | {"max_tokens": 1} | fields)
-    return answer.headers.get(DIAL)
-
-
-@pytest.mark.shows("steering-dial.5")
-@pytest.mark.parametrize(
-    ("asked", "echoed"),
-    [("min", "0.4"), (2, "1.6"), ("off", "0")],
-)
-def test_the_dial_of_a_cluster_has_its_range(empty: Running, asked: Any, echoed: str) -> None:
-    imported(empty, WEATHER)
-    assert dialed(empty, profile="weather words", steering_intensity=asked) == echoed
-    empty.data("POST", f"{CLUSTERS}/{one(empty)['id']}/activate")
-    assert dialed(empty, steering_intensity=asked) == echoed
-    assert values(empty) == AT_ONE
-
-
-@pytest.mark.shows("clusters.14", "steering-dial.5", "limits.21")
-def test_a_cluster_without_a_range_has_the_configured_one(empty: Running) -> None:
-    imported(empty, MINIMAL, "?activate=true")
-    for asked, echoed in (("min", "0.5"), ("max", "1.5"), (2, "1.5"), (0.2, "0.2")):
-        assert dialed(empty, steering_intensity=asked) == echoed
 
 
 def steered_by(live: Running, **fields: Any) -> str | None:
@@ -584,11 +547,3 @@ def test_a_request_that_names_an_incompatible_cluster_is_refused(empty: Running)
     body = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}
     status, error = empty.v1_error("/v1/chat/completions", body | {"profile": "small"})
     assert (status, error["code"], error["param"]) == (400, "profile_incompatible", "profile")
-
-
-def test_a_dial_alone_does_not_steer_after_an_operator_switched_steering_off(
-    empty: Running,
-) -> None:
-    imported(empty, WEATHER, "?activate=true")
-    empty.data("POST", f"{STEERING}/disable")
-    assert dialed(empty, steering_intensity=1) is None

@@ -18,6 +18,7 @@ from steerserve.rules.steering.dial import plan
 from steerserve.rules.steering.intensity import Range
 from steerserve.rules.steering.live import Live
 from steerserve.rules.steering.members import AuthoredMember, SaeReference
+from tests.refusals import refusal_of
 from tests.rules.steering.saes import Sae
 
 CONFIGURED = Range(0.5, 1.5)
@@ -95,9 +96,8 @@ def test_a_cluster_that_does_not_fit_is_refused(
     facts: Cluster, attached: tuple[Sae, ...], code: str
 ) -> None:
     live = Live(epoch=3)
-    with pytest.raises(Refusal) as refused:
-        serving.activate(live, "prof_1", profile(facts), attached)
-    assert refused.value.code == code
+    refusal = refusal_of(serving.activate, live, "prof_1", profile(facts), attached)
+    assert refusal.code == code
 
 
 # ------------------------------------------------------------------ intensity
@@ -114,11 +114,11 @@ def test_an_operator_may_set_any_intensity_up_to_the_end_of_the_range(
     for allowed in (0.0, highest / 2, highest):
         cluster.check_intensity(facts, "prof_1", allowed, CONFIGURED)
     for refused in (highest + 0.001, -0.1, float("nan")):
-        with pytest.raises(Refusal) as raised:
-            cluster.check_intensity(facts, "prof_1", refused, CONFIGURED)
-        assert raised.value.code == "VALIDATION_ERROR"
+        refusal = refusal_of(cluster.check_intensity, facts, "prof_1", refused, CONFIGURED)
+        assert refusal.code == "VALIDATION_ERROR"
 
 
+@pytest.mark.shows("clusters.14", "steering-dial.5", "limits.21")
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize(
     ("declared", "asked", "used"),
@@ -167,9 +167,7 @@ MINIMAL: dict[str, Any] = {
 
 
 def refused(body: bytes) -> Refusal:
-    with pytest.raises(Refusal) as raised:
-        documents.parse(body, cluster.imported)
-    return raised.value
+    return refusal_of(documents.parse, body, cluster.imported)
 
 
 @pytest.mark.parametrize(
@@ -226,9 +224,8 @@ def test_a_document_that_leaves_out_its_kind_is_recognised_by_its_parts() -> Non
 
 
 def test_several_definitions_without_a_kind_are_not_one_definition() -> None:
-    with pytest.raises(Refusal) as raised:
-        cluster.definition({"definitions": [MINIMAL, MINIMAL]})
-    assert raised.value.code == "UNKNOWN_KIND"
+    refusal = refusal_of(cluster.definition, {"definitions": [MINIMAL, MINIMAL]})
+    assert refusal.code == "UNKNOWN_KIND"
 
 
 def test_a_feature_that_stands_twice_counts_with_its_first_entry() -> None:

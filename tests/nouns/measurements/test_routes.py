@@ -127,12 +127,6 @@ def test_the_probe_sees_the_two_directions_of_a_vector(live: Running) -> None:
     assert again == found
 
 
-def test_few_texts_leave_a_vector_unmeasured(live: Running) -> None:
-    record = trained(live, positives=SEA[:7])
-    assert record["measured"] is None
-    assert "7 texts" in record["not_measured"]
-
-
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

@@ -26,16 +26,6 @@ KEY = "sae_a@1"
 SEEN = m.Recorded(9, "cmpl-1", KEY, 0, 7, 42, [(3, 2.5), (5, 1.0)], [(3, 2.5)], 2)
 COUNT = m.FeatureCount(3, 4, 1.0, 0.5, 0.0, 2.0, 0.75)
 
-CALLS: list[tuple[str, Callable[[Monitoring], Any]]] = [
-    ("configure", lambda monitoring: monitoring.configure()),
-    ("enable", lambda monitoring: monitoring.enable(True)),
-    ("disable", lambda monitoring: monitoring.enable(False)),
-    ("history", lambda monitoring: monitoring.history(50)),
-    ("clear", lambda monitoring: monitoring.clear_history()),
-    ("statistics", lambda monitoring: monitoring.statistics()),
-    ("reset", lambda monitoring: monitoring.reset_statistics()),
-]
-
 
 async def attached(world: World, layer: int = 1) -> None:
     if world.conductor.resident is None:
@@ -50,28 +40,6 @@ async def settled(world: World) -> None:
 
 def engine(world: World) -> Any:
     return world.launcher.engine
-
-
-@pytest.mark.parametrize("call", [call for _, call in CALLS], ids=[name for name, _ in CALLS])
-async def test_only_the_state_is_told_without_an_sae(
-    world: World, call: Callable[[Monitoring], Any]
-) -> None:
-    async def do() -> None:
-        made = call(world.monitoring)
-        if isinstance(made, Awaitable):
-            await made
-
-    for load in (False, True):
-        if load:
-            await world.loaded()
-        state = world.monitoring.state()
-        assert (state.enabled, state.sae_id, state.history_size, state.top_k) == (
-            False,
-            None,
-            100,
-            10,
-        )
-        assert (await refused(do())).code == "SAE_NOT_ATTACHED"
 
 
 async def test_what_is_reported_is_what_the_engine_got(world: World) -> None:
@@ -137,16 +105,6 @@ async def test_what_the_engine_refuses_changes_nothing(
     assert world.monitoring.state() == before
     assert engine(world).state.monitored == m.Monitored(KEY, [3], 10)
     assert len(world.published(MonitoringState)) == 1
-
-
-async def test_a_feature_outside_the_sae_changes_nothing(world: World) -> None:
-    await attached(world)
-    refusal = await refused(world.monitoring.configure(features=[3, WIDTH]))
-    assert refusal.code == "INVALID_FEATURE_INDEX"
-    assert refusal.details == {"feature_idx": WIDTH, "d_sae": WIDTH}
-    assert not world.monitoring.state().enabled
-    assert engine(world).state.monitored is None
-    assert (await refused(world.monitoring.statistics([WIDTH]))).code == "INVALID_FEATURE_INDEX"
 
 
 # ---------------------------------------------------------------------- records
@@ -382,21 +340,6 @@ async def test_an_sae_taken_out_after_the_crash_is_not_monitored_again(world: Wo
 
 
 # ---------------------------------------------------------------------- what else is told of it
-
-
-async def test_the_numbers_tell_what_is_monitored(world: World) -> None:
-    async def told() -> tuple[bool, int]:
-        report = await world.gauges.body()
-        return report.monitoring_enabled, report.monitored_features
-
-    assert await told() == (False, 0)
-    await attached(world)
-    await world.monitoring.configure(features=[3, 5])
-    assert await told() == (True, 2)
-    await world.monitoring.configure()
-    assert await told() == (True, WIDTH)
-    await world.monitoring.enable(False)
-    assert await told() == (False, 0)
 
 
 @pytest.mark.shows("continuous-batching.1")

@@ -105,6 +105,8 @@ def test_configuring_answers_the_state_and_is_told_where_the_sae_is_shown(
     assert (metrics["monitoring_enabled"], metrics["monitored_features"]) == (True, 2)
     off = steered.data("POST", f"{BASE}/enable", {"enabled": False})
     assert off == state | {"enabled": False}
+    metrics = steered.data("GET", "/api/health/metrics")
+    assert (metrics["monitoring_enabled"], metrics["monitored_features"]) == (False, 0)
     assert steered.data("POST", f"{BASE}/enable", {"enabled": True}) == state
     again = steered.data("POST", path, {})
     assert (again["monitored_features"], again["history_size"], again["top_k"]) == ([], 100, 10)

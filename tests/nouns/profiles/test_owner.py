@@ -16,15 +16,9 @@ from steerserve.errors import Refusal
 from steerserve.nouns.profiles.owner import Profiles
 from steerserve.nouns.profiles.store import ProfileRow, ProfileStore
 from tests.doubles import World
-from tests.scripted_answers import WIDTH
 from tests.waiting import Gate, soon
 
 KEY = "sae_a@1"
-
-
-async def attached(world: World) -> None:
-    await world.loaded()
-    await world.attachments.attach(await world.sae(), 1)
 
 
 async def saved(world: World, name: str = "calm", **fields: Any) -> ProfileRow:
@@ -43,7 +37,7 @@ async def code_of(call: Any) -> str:
 
 
 async def test_an_activation_is_one_push_one_step_and_one_event(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     row = await saved(world, steering={"4": 150.0}, intensity=2.0)
     epoch, pushed = world.steering.live.epoch, world.launcher.log.count("steer")
@@ -58,30 +52,8 @@ async def test_an_activation_is_one_push_one_step_and_one_event(world: World) ->
     assert await world.serving.active() == row
 
 
-@pytest.mark.parametrize(
-    ("fields", "code"),
-    [
-        ({"steering": {"4": 1.0, str(WIDTH): 1.0}}, "INVALID_FEATURE_INDEX"),
-        ({"sae_id": "sae_z"}, "PROFILE_INCOMPATIBLE"),
-        ({"layer": 2}, "PROFILE_INCOMPATIBLE"),
-    ],
-)
-async def test_a_refused_activation_leaves_the_running_one(
-    world: World, fields: dict[str, Any], code: str
-) -> None:
-    await attached(world)
-    running = await saved(world)
-    await world.profiles.activate(running.id)
-    before, pushed = world.steering.live, world.launcher.log.count("steer")
-    other = await saved(world, "other", **fields)
-    assert await code_of(world.profiles.activate(other.id)) == code
-    assert world.steering.live is before
-    assert world.launcher.log.count("steer") == pushed
-    assert world.serving.profile_id == running.id
-
-
 async def test_an_engine_that_fails_leaves_the_running_profile(world: World) -> None:
-    await attached(world)
+    await world.attached()
     running, other = await saved(world), await saved(world, "other", steering={"5": 1.0})
     await world.profiles.activate(running.id)
     before = world.steering.live
@@ -117,40 +89,8 @@ async def test_the_engine_learns_of_a_step_that_was_taken_without_an_sae(world: 
     assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
 
 
-async def test_deactivating_an_inactive_profile_keeps_the_active_ones_values(world: World) -> None:
-    await attached(world)
-    running, other = await saved(world), await saved(world, "other")
-    await world.profiles.activate(running.id)
-    before = world.steering.live
-    assert await world.profiles.deactivate(other.id) is False
-    assert await world.profiles.remove(other.id) is False
-    assert world.steering.live is before
-
-
-@pytest.mark.parametrize("clears", [True, False])
-async def test_deactivating_says_whether_it_cleared(world: World, clears: bool) -> None:
-    await attached(world)
-    row = await saved(world)
-    await world.profiles.activate(row.id)
-    epoch = world.steering.live.epoch
-    assert await world.profiles.deactivate(row.id, clears=clears) is clears
-    assert state(world) == ((False, {}, None) if clears else (True, {4: 2.0}, None))
-    assert world.steering.live.epoch == epoch + clears
-
-
-@pytest.mark.shows("profiles.7", "states.24")
-async def test_a_deleted_profile_is_deactivated_first(world: World) -> None:
-    await attached(world)
-    row = await saved(world)
-    await world.profiles.activate(row.id)
-    assert await world.profiles.remove(row.id) is True
-    assert state(world) == (False, {}, None)
-    assert world.launcher.engine.state.steering == m.Steering(world.steering.live.epoch, False, {})
-    assert await code_of(world.profiles.remove(row.id)) == "PROFILE_NOT_FOUND"
-
-
 async def test_detaching_and_unloading_end_the_activity(world: World) -> None:
-    await attached(world)
+    await world.attached()
     row = await saved(world)
     await world.profiles.activate(row.id)
     await world.attachments.detach("sae_a")
@@ -163,7 +103,7 @@ async def test_detaching_and_unloading_end_the_activity(world: World) -> None:
 
 
 async def test_a_snapshot_brings_the_active_profile_back(world: World) -> None:
-    await attached(world)
+    await world.attached()
     row = await saved(world)
     await world.profiles.activate(row.id)
     before = world.steering.live
@@ -179,7 +119,7 @@ async def test_a_snapshot_brings_the_active_profile_back(world: World) -> None:
 async def test_a_change_of_the_active_profile_leaves_the_live_values_and_the_engine(
     world: World,
 ) -> None:
-    await attached(world)
+    await world.attached()
     row = await saved(world)
     await world.profiles.activate(row.id)
     before, pushed = world.steering.live, world.launcher.log.count("steer")
@@ -193,20 +133,8 @@ async def test_a_change_of_the_active_profile_leaves_the_live_values_and_the_eng
     assert state(world) == (True, {5: 1.0}, row.id)
 
 
-async def test_the_live_values_are_saved_with_where_they_were_found(world: World) -> None:
-    await attached(world)
-    await world.steering.set_values({1: 5.0, 2: -3.0})
-    await world.steering.disable()
-    row = await world.profiles.save_current("now", "as it is")
-    assert row.steering == {1: 5.0, 2: -3.0}
-    assert (row.sae_id, row.layer, row.intensity) == ("sae_a", 1, 1.0)
-    assert row.model_id == str(world.resident.row.id)
-    await world.attachments.detach("sae_a")
-    assert await code_of(world.profiles.save_current("none", None)) == "SAE_NOT_ATTACHED"
-
-
 async def test_what_steers_the_second_sae_is_saved_as_its_own(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.sae("sae_b")
     await soon(world.attachments.attach_set([("sae_b", 2)]))
     bound = await saved(world, sae_id="sae_b")
@@ -219,7 +147,7 @@ async def test_what_steers_the_second_sae_is_saved_as_its_own(world: World) -> N
 
 
 async def test_a_profile_of_another_model_is_activated_with_a_warning(world: World) -> None:
-    await attached(world)
+    await world.attached()
     own = await saved(world, "own", model_id="a")
     assert (await world.profiles.activate(own.id)).warnings == ()
     other = await saved(world, "other", model_id="acme/else")
@@ -228,7 +156,7 @@ async def test_a_profile_of_another_model_is_activated_with_a_warning(world: Wor
 
 
 async def test_a_profile_bound_to_the_second_sae_goes_there(world: World) -> None:
-    await attached(world)
+    await world.attached()
     await world.steering.set_values({1: 5.0})
     first = world.conductor.first_attachment()
     await world.attachments.detach("sae_a")
@@ -243,7 +171,7 @@ async def test_a_profile_bound_to_the_second_sae_goes_there(world: World) -> Non
 
 
 async def test_an_activation_while_the_sae_is_detached_leaves_nothing_active(world: World) -> None:
-    await attached(world)
+    await world.attached()
     row = await saved(world)
     gate = world.launcher.hold("steer")
     activating = world.begin(world.profiles.activate(row.id))
@@ -256,7 +184,7 @@ async def test_an_activation_while_the_sae_is_detached_leaves_nothing_active(wor
 
 
 async def test_a_detach_that_comes_first_refuses_the_activation(world: World) -> None:
-    await attached(world)
+    await world.attached()
     row = await saved(world)
     await world.steering.set_values({1: 5.0})
     gate = world.launcher.hold("steer")
@@ -270,7 +198,7 @@ async def test_a_detach_that_comes_first_refuses_the_activation(world: World) ->
 
 
 async def test_of_two_activations_the_later_one_stands_whole(world: World) -> None:
-    await attached(world)
+    await world.attached()
     first, second = await saved(world), await saved(world, "other", steering={"5": 1.0})
     epoch = world.steering.live.epoch
     gate = world.launcher.hold("steer")
@@ -299,7 +227,7 @@ class Held(ProfileStore):
 
 
 async def test_a_profile_deleted_during_its_activation_is_active_no_longer(world: World) -> None:
-    await attached(world)
+    await world.attached()
     row = await saved(world)
     documents = Held(world.database)
     serving = Serving(

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +49,25 @@ def hub() -> Iterator[LoopbackHub]:
         yield made
 
 
+def serving(
+    hub: LoopbackHub, home: Path, waits: float = PATIENT
+) -> AbstractContextManager[Running]:
+    """A service at this hub, for whose answers it `waits` so many seconds. However busy this machine is, the hub answers
+    in time."""
+    settings = {"hf_endpoint": hub.url, "disk_reserve_mb": 0, "hub_answer_wait_s": waits}
+    return running(home, hub_breaker_failures=100, **settings)
+
+
 @pytest.fixture(scope="module")
 def live(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    home = tmp_path_factory.mktemp("home")
-    settings: dict[str, Any] = {
-        "hf_endpoint": hub.url,
-        "disk_reserve_mb": 0,
-        "hub_breaker_failures": 100,
-        # however busy this machine is, the hub answers in time
-        "hub_answer_wait_s": PATIENT,
-    }
-    with running(home, **settings) as made:
+    with serving(hub, tmp_path_factory.mktemp("home")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def hasty(hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A service with a model, which waits for no answer of the hub."""
-    home = tmp_path_factory.mktemp("hasty")
-    settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
-    with running(home, hub_answer_wait_s=0, hub_breaker_failures=100, **settings) as made:
+    with serving(hub, tmp_path_factory.mktemp("hasty"), waits=0) as made:
         load_demo(made)
         yield made
 
@@ -343,17 +343,12 @@ def test_a_download_is_deleted_while_it_runs_and_its_lost_files_are_fetched_agai
 
 def test_a_download_that_a_restart_ended_goes_on(hub: LoopbackHub, tmp_path: Path) -> None:
     hub.add("acme/slow", ONE)
-    settings: dict[str, Any] = {
-        "hf_endpoint": hub.url,
-        "disk_reserve_mb": 0,
-        "hub_answer_wait_s": PATIENT,
-    }
-    with running(tmp_path / "home", **settings) as first:
+    with serving(hub, tmp_path / "home") as first:
         fault = hub.fault(f"/{PATH}/cfg.json", hold=10)
         made = ask_held(first, fault)
     fault.release.set()
     hub.heal()
-    with running(tmp_path / "home", **settings) as second:
+    with serving(hub, tmp_path / "home") as second:
         row = second.data("GET", f"/api/saes/{made['sae_id']}")
         assert row["status"] == "error"
         assert "restart" in row["error_message"]
@@ -481,8 +476,7 @@ def test_a_cancel_by_either_id_leaves_no_files(hasty: Running, hub: LoopbackHub)
 
 def test_the_id_of_an_early_answer_outlasts_a_restart(hub: LoopbackHub, tmp_path: Path) -> None:
     hub.add("acme/later", ONE)
-    settings: dict[str, Any] = {"hf_endpoint": hub.url, "disk_reserve_mb": 0}
-    with running(tmp_path / "home", hub_answer_wait_s=0, **settings) as first:
+    with serving(hub, tmp_path / "home", waits=0) as first:
         told = Told(first)
         made = ask(first, "acme/later")
         told.end(made["sae_id"])
@@ -492,7 +486,7 @@ def test_the_id_of_an_early_answer_outlasts_a_restart(hub: LoopbackHub, tmp_path
         assert fault.held.wait(30)
     fault.release.set()
     hub.heal()
-    with running(tmp_path / "home", hub_answer_wait_s=PATIENT, **settings) as second:
+    with serving(hub, tmp_path / "home") as second:
         assert second.data("GET", f"/api/saes/{made['sae_id']}")["id"] == made["sae_id"]
         broken = second.data("GET", f"/api/saes/{looked['sae_id']}")
         assert (broken["status"], broken["same_request"]) == ("error", "retry")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,38 +115,6 @@ def test_a_layer_mismatch_warns_and_a_missing_layer_is_incompatible(shared: Runn
     assert refused[:2] == (400, "SAE_INCOMPATIBLE")
     assert shared.error("POST", f"/api/saes/{sae_id}/attach", {"layer": -1})[0] == 422
     assert shared.error("GET", path)[:2] == (422, "VALIDATION_ERROR")
-
-
-@pytest.mark.shows("saes.15", "steering-errors.4")
-def test_a_wrong_width_is_incompatible(shared: Running, tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.numpy")
-    numpy = pytest.importorskip("numpy")
-    config = json.loads((FIRST.path / "cfg.json").read_text()) | {"d_in": 8, "d_sae": 16, "k": 2}
-    folder = tmp_path / "narrow"
-    folder.mkdir()
-    (folder / "cfg.json").write_text(json.dumps(config))
-    tensors = {
-        "W_enc": numpy.ones((8, 16), "float32"),
-        "W_dec": numpy.ones((16, 8), "float32"),
-        "b_enc": numpy.zeros(16, "float32"),
-        "b_dec": numpy.zeros(8, "float32"),
-    }
-    safetensors.save_file(tensors, folder / "sae_weights.safetensors")
-    made = shared.data("POST", "/api/saes/download", {"local_path": str(folder)}, 202)
-    refused = shared.error("POST", f"/api/saes/{made['sae_id']}/attach", {"layer": 0})
-    assert refused[:2] == (400, "SAE_INCOMPATIBLE")
-    assert refused[2]["d_in"] == 8
-    shared.data("DELETE", f"/api/saes/{made['sae_id']}")
-    assert (folder / "cfg.json").exists()
-    assert shared.error("GET", f"/api/saes/{made['sae_id']}")[:2] == (404, "SAE_NOT_FOUND")
-
-
-@pytest.mark.shows("saes.16", "states.9", "model-errors.4")
-def test_without_a_model_nothing_attaches(bare: Running) -> None:
-    sae_id = add_sae(bare, FIRST)
-    refused = bare.error("POST", f"/api/saes/{sae_id}/attach", {"layer": 0})
-    assert refused[:2] == (400, "MODEL_NOT_LOADED")
-    assert bare.error("GET", f"/api/saes/{sae_id}/compatibility?layer=0")[1] == ("MODEL_NOT_LOADED")
 
 
 # ---------------------------------------------------------------- steering
