@@ -7,13 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from steerserve import demo
-from steerserve.api.envelope import stored
-from steerserve.nouns.clusters import rules as cluster
-from steerserve.rules.steering import documents
 from tests.service import JSON, Running, add_sae
 
 CLUSTERS = "/api/clusters"
@@ -164,65 +159,6 @@ def test_a_cluster_is_imported_listed_and_exported_without_loss(empty: Running) 
     (second,) = again.json()["data"]["results"]
     assert (second["name"], second["status"]) == ("weather words (2)", "imported")
     assert empty.http.get(f"{CLUSTERS}/{second['profile_id']}/export").json()["data"] == WEATHER
-
-
-JSON_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    # a surrogate pair in two escapes and the character itself are one text in JSON
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
-    lambda part: (
-        st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=5), part, max_size=3)
-    ),
-    max_leaves=8,
-)
-EXTRAS = st.dictionaries(st.text(min_size=1, max_size=8).map("x-".__add__), JSON_VALUES, max_size=3)
-MEMBERS = st.builds(
-    lambda required, extra: extra | required,
-    st.fixed_dictionaries(
-        {
-            "feature_idx": st.integers(0, 2**31 - 1),
-            "strength": st.floats(-300, 300) | st.integers(-300, 300),
-        },
-        optional={
-            "sign": st.sampled_from([1, -1, None]),
-            "label": st.text(max_size=10) | st.none(),
-            "max_activation": st.floats(0, 1e6) | st.none(),
-            "pinned": st.booleans() | st.none(),
-        },
-    ),
-    EXTRAS,
-)
-DOCUMENTS = st.builds(
-    lambda required, extra: extra | required,
-    st.fixed_dictionaries(
-        {
-            "kind": st.just("mistudio.cluster-definition"),
-            "schema_version": st.just("1"),
-            "name": st.text(st.sampled_from("abc é"), min_size=1, max_size=120).filter(str.strip),
-            "members": st.lists(MEMBERS, min_size=1, max_size=4),
-        },
-        optional={
-            "budget": st.none()
-            | st.fixed_dictionaries({}, optional={"intensity_range": JSON_VALUES}),
-            "sae": st.none() | EXTRAS,
-            "sensing": JSON_VALUES,
-        },
-    ),
-    EXTRAS,
-)
-
-
-@pytest.mark.shows("clusters.12")
-@given(DOCUMENTS)
-@settings(max_examples=60, deadline=None)
-def test_any_document_that_imports_is_exported_as_it_came(document: dict[str, Any]) -> None:
-    (definition,) = documents.parse(json.dumps(document).encode(), cluster.imported).clusters
-    exported = json.loads(bytes(stored(definition.document).body))["data"]
-    assert exported == document
-    assert json.dumps(exported) == json.dumps(document)  # 1 is not 1.0
 
 
 def test_a_document_with_explicit_nulls_is_imported(empty: Running) -> None:
