@@ -6,6 +6,7 @@ unless the operator allows the overlap. Two circuits on one feature are always r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,11 +95,8 @@ def contention(wanted: Wanted, incumbents: Sequence[LayerClaim]) -> Refusal:
 
 def composed(claims: Iterable[LayerClaim]) -> frozenset[int]:
     """The layers that several circuits hold now."""
-    once: set[int] = set()
-    twice: set[int] = set()
-    for claim in claims:
-        (twice if claim.layer in once else once).add(claim.layer)
-    return frozenset(twice)
+    counted = Counter(claim.layer for claim in claims)
+    return frozenset(layer for layer, count in counted.items() if count > 1)
 
 
 def leaders(claims: Sequence[LayerClaim]) -> tuple[LayerClaim, ...]:
