@@ -42,8 +42,8 @@ from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.reading import SaeReader
 from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.steering.interventions import EditParts
-from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
+from steerserve.control.threads import Threads
 from steerserve.database.batches import BatchStore
 from steerserve.database.catalog import Catalog, Clock, utc_now
 from steerserve.database.db import Database
@@ -156,8 +156,10 @@ class Owners(World):
             kinds=f"{', '.join(kinds[:-1])} and {kinds[-1]}",
         )
         self.labels = self.owner(LABELS)
-        self.reader = DocumentReader()
-        self.body_reader = DocumentReader()
+        # A document may take a second. In one thread, documents take turns: however many arrive at once, the event loop
+        # shares the interpreter with one of them. Requests have their own thread, so that none waits for an import.
+        self.reader = Threads("documents", 1)
+        self.body_reader = Threads("documents", 1)
         self._make_residency()
         self._make_library()
         self._make_interventions()

@@ -29,9 +29,9 @@ from steerserve.control.saes.downloads import SaeDownloads
 from steerserve.control.saes.reading import SaeReader
 from steerserve.control.sensing.corpus_results import CorpusResults
 from steerserve.control.steering.interventions import EditParts
-from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
+from steerserve.control.threads import Threads
 from steerserve.database.catalog import Catalog, Clock
 from steerserve.database.db import Database
 from steerserve.database.room import DocumentRoom
@@ -111,7 +111,7 @@ class World:
     metrics: Metrics
     catalog: Catalog
     paths: ClientPaths
-    reader: DocumentReader
+    reader: Threads
     conductor: Conductor
     downloads: Downloads
     contents: ModelContents

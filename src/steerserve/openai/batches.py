@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 
 from steerserve.control.inference.batches import Batches, BatchRow
 from steerserve.control.metrics import note_object
-from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.threads import Threads
 from steerserve.openai import answers, bodies
 from steerserve.openai.files import listed
 from steerserve.openai.intake import client_of, header, read_json
@@ -29,7 +29,7 @@ TIMES = (
 )
 
 
-def router(batches: Batches, reader: DocumentReader, settings: Settings) -> APIRouter:
+def router(batches: Batches, reader: Threads, settings: Settings) -> APIRouter:
     routes = APIRouter(tags=["batches"])
     answered = answers.answered(answers.BatchObject)
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from steerserve import messages as m
 from steerserve.control.inference.asked import Asked
 from steerserve.control.models.served import ServedModel, ServedModels
-from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.threads import Threads
 from steerserve.errors import Refusal
 from steerserve.nouns.profiles.owner import Profiles
 from steerserve.nouns.runs.owner import SentRequest
@@ -80,7 +80,7 @@ class Intake:
         settings: Settings,
         models: ServedModels,
         profiles: Profiles,
-        reader: DocumentReader,
+        reader: Threads,
     ) -> None:
         self._settings = settings
         self._models = models
@@ -365,7 +365,7 @@ def client_of(request: Request, settings: Settings) -> str:
     )
 
 
-async def read_json(request: Request, reader: DocumentReader) -> dict[str, object]:
+async def read_json(request: Request, reader: Threads) -> dict[str, object]:
     """The body as a JSON object. A large body is read beside the event loop.
 
     Raises:
@@ -379,7 +379,7 @@ async def read_json(request: Request, reader: DocumentReader) -> dict[str, objec
         raise Refusal("VALIDATION_ERROR", "send the body as application/json", param="Content-Type")
     text = (await request.body()).removeprefix(codecs.BOM_UTF8)
     if len(text) > AT_ONCE:
-        return await reader.read(_object, text)
+        return await reader.run(_object, text)
     return _object(text)
 
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
 from steerserve.control.steering.steering import Steering
 from steerserve.control.steering.views import Values
+from steerserve.control.threads import Threads
 from steerserve.errors import DocumentRefusal, Refusal
 from steerserve.messages.carried import carried
 from steerserve.nouns.circuits.form import (
@@ -67,7 +67,7 @@ class Circuits:
         self,
         store: CircuitStore,
         profiles: ProfileStore,
-        reader: DocumentReader,
+        reader: Threads,
         clusters: Clusters,
         claims: LayerClaims,
         serving: Serving,
@@ -165,7 +165,7 @@ class Circuits:
             DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
             Refusal: VALIDATION_ERROR for a body that is not JSON, and for a name that is taken.
         """
-        imported = await self._reader.read(parse, body, documents.imported)
+        imported = await self._reader.run(parse, body, documents.imported)
         return await self.add(imported, on_conflict, own_id)
 
     async def add(
@@ -286,7 +286,7 @@ class Circuits:
             Refusal: SAE_SET_INCOMPLETE where the cluster cannot be saved and bound, or not be activated.
         """
         text = await self._store.document(row.id)
-        imported = await self._reader.read(slices.imported, text, circuit, row.id, layer, intensity)
+        imported = await self._reader.run(slices.imported, text, circuit, row.id, layer, intensity)
         saved = None
         for earlier in await self._profiles.slices(row.id, layer):
             if await self._clusters.document(earlier.id) == imported.document:
@@ -450,7 +450,7 @@ class Circuits:
         """
         try:
             text = await self._store.document(row.id)
-            return await self._reader.read(documents.read_text, text)
+            return await self._reader.run(documents.read_text, text)
         except DocumentRefusal as refusal:
             raise Refusal(
                 "VALIDATION_ERROR",

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any, TypeVar
 
-from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.threads import Threads
 from steerserve.errors import Refusal
 from steerserve.hub.client import Hub
 from steerserve.hub.described import Repository
@@ -44,7 +44,7 @@ class ClusterPacks:
         settings: Settings,
         hub: Hub,
         clusters: Clusters,
-        reader: DocumentReader,
+        reader: Threads,
         seconds: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -99,7 +99,7 @@ class ClusterPacks:
         if (file.size or 0) > DOCUMENT_BYTES:
             raise _absent(repo_id, filename, f"the file has more than {DOCUMENT_BYTES} bytes")
         body = await self._content(pack, filename)
-        imported = await self._reader.read(documents.parse, body, cluster.definition)
+        imported = await self._reader.run(documents.parse, body, cluster.definition)
         came_from = HubReference(pack.repo_id, pack.sha, filename)
         columns = {"hub_ref": asdict(came_from)}
         return await self._clusters.add(imported, replace(options, columns=columns))
@@ -118,7 +118,7 @@ class ClusterPacks:
 
     async def _listed(self, pack: Repository) -> list[PackedDefinition]:
         if any(file.path == MANIFEST for file in pack.files):
-            return await self._reader.read(from_manifest, await self._content(pack, MANIFEST))
+            return await self._reader.run(from_manifest, await self._content(pack, MANIFEST))
         files = (file.path for file in pack.files if file.path.endswith(SUFFIX))
         return [PackedDefinition(path) for path in files][:PACK_DEFINITIONS]
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.steering.interventions import EditParts
-from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
+from steerserve.control.threads import Threads
 from steerserve.database.catalog import Catalog
 from steerserve.database.stored import NameTaken
 from steerserve.errors import Refusal
@@ -49,7 +49,7 @@ class Clusters(Profiles):
         conductor: Conductor,
         catalog: Catalog,
         parts: EditParts,
-        reader: DocumentReader,
+        reader: Threads,
     ) -> None:
         super().__init__(documents, serving, conductor, catalog, parts)
         self._reader = reader
@@ -84,7 +84,7 @@ class Clusters(Profiles):
             DocumentRefusal: PAYLOAD_TOO_LARGE, UNKNOWN_KIND, VALIDATION_ERROR.
             Refusal: VALIDATION_ERROR for a body that is not JSON; DATABASE_UNAVAILABLE.
         """
-        read = await self._reader.read(documents.parse, body, rules.imported)
+        read = await self._reader.run(documents.parse, body, rules.imported)
         return await self.add_all(read, options)
 
     async def add_all(self, read: ReadClusters, options: ImportOptions) -> Sequence[ImportedItem]:

@@ -14,7 +14,7 @@ from msgspec import structs
 from steerserve import messages as m
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment
-from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.threads import Threads
 from steerserve.database.stored import Row as Row
 from steerserve.engines.sandbox.directions import read_file
 from steerserve.errors import Refusal
@@ -95,7 +95,7 @@ class Directions(Generic[Row, Used, Read]):
     def __init__(
         self,
         store: DirectionStore[Row, Used, Read],
-        reader: DocumentReader,
+        reader: Threads,
         hub: Hub,
         paths: ClientPaths,
     ) -> None:
@@ -180,7 +180,7 @@ class Directions(Generic[Row, Used, Read]):
             Refusal: as `add_local`.
         """
         await self._check_new(new)
-        read = await self._reader.read(self.formats.read_inline, document, new.options)
+        read = await self._reader.run(self.formats.read_inline, document, new.options)
         return await self._add_read(new, read, VectorSource(kind="inline", format=read.format))
 
     async def add(
@@ -315,7 +315,7 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
     def __init__(
         self,
         store: VectorStore,
-        reader: DocumentReader,
+        reader: Threads,
         hub: Hub,
         conductor: Conductor,
         labels: Labels,
@@ -349,10 +349,10 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
         vector, row = await self.find(id_or_name), await self.get(id_or_name)
         hint, value = row.model_hint, row.suggested_value
         if format == "json":
-            return row, await self._reader.read(exports.document, vector, hint, value, row.training)
+            return row, await self._reader.run(exports.document, vector, hint, value, row.training)
         if format == "gguf":
-            return row, await self._reader.read(exports.gguf, vector, hint, value)
-        return row, await self._reader.read(exports.safetensors, vector, hint, value)
+            return row, await self._reader.run(exports.gguf, vector, hint, value)
+        return row, await self._reader.run(exports.safetensors, vector, hint, value)
 
     # ------------------------------------------------------------- neighbours
 
@@ -423,7 +423,7 @@ class Vectors(Directions[VectorRecord, Vector, ReadVector]):
             at_once = max(1, NUMBERS_AT_ONCE // directions[0].width)
             for first in range(0, len(pairs), at_once):
                 some = pairs[first : first + at_once]
-                near.append(await self._reader.read(_nearest, some, other))
+                near.append(await self._reader.run(_nearest, some, other))
             found += sorted(near, key=lambda one: -one.cosine)[:1]
         return sorted(found, key=lambda one: -one.cosine)
 

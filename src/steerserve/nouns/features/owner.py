@@ -18,7 +18,7 @@ from steerserve.control.saes.example_views import FeatureExample
 from steerserve.control.saes.reading import READ_SECONDS
 from steerserve.control.saes.records import source_of
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.control.steering.reading import DocumentReader
+from steerserve.control.threads import Threads
 from steerserve.database.catalog import SaeRow
 from steerserve.errors import Refusal
 from steerserve.files import local
@@ -66,7 +66,7 @@ class Features:
         self,
         labels: Labels,
         saes: Saes,
-        reader: DocumentReader,
+        reader: Threads,
         conductor: Conductor,
         launcher: Engines,
         statistics: Statistics,
@@ -127,7 +127,7 @@ class Features:
                 INVALID_FEATURE_INDEX.
         """
         row, d_sae = await self._one(sae_id)
-        parsed = await self._reader.read(rules.parse, document, d_sae)
+        parsed = await self._reader.run(rules.parse, document, d_sae)
         return await self._put(row, parsed, replace=replace)
 
     async def add_body(
@@ -140,7 +140,7 @@ class Features:
                 VALIDATION_ERROR, INVALID_FEATURE_INDEX.
         """
         row, d_sae = await self._one(sae_id)
-        parsed = await self._reader.read(rules.read, body, d_sae, is_lines=is_lines)
+        parsed = await self._reader.run(rules.read, body, d_sae, is_lines=is_lines)
         return await self._put(row, parsed, replace=replace)
 
     async def _put(

@@ -30,8 +30,8 @@ from steerserve.api.envelope import (
     success,
 )
 from steerserve.control.metrics import note_object
-from steerserve.control.steering.reading import DocumentReader
 from steerserve.control.steering.serving import Serving
+from steerserve.control.threads import Threads
 from steerserve.errors import Refusal
 from steerserve.nouns.profiles import rules
 from steerserve.nouns.profiles.form import (
@@ -209,7 +209,7 @@ def _saved(row: Any) -> dict[str, Any]:
     }
 
 
-def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIRouter:
+def router(profiles: Profiles, serving: Serving, reader: Threads) -> APIRouter:
     routes = APIRouter(prefix="/api/profiles", tags=["profiles"])
     # one page at a time, so that many requests for large pages take the memory of one
     listing = asyncio.Lock()
@@ -254,7 +254,7 @@ def router(profiles: Profiles, serving: Serving, reader: DocumentReader) -> APIR
         """Save an exported document as a profile. A document of another kind is refused with status 200 and `success:
         false`."""
         # one turn of the reader, so that no parsed document waits in memory for a second turn
-        imported = await reader.read(rules.parse, await import_body(request))
+        imported = await reader.run(rules.parse, await import_body(request))
         try:
             row = await profiles.add_document(imported, _checked(imported))
         except Refusal as refusal:
