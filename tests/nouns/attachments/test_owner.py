@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from steerserve import messages as m
 from steerserve.control.inference.asked import Asked
 from steerserve.control.residency.events import SaeAttached, SaeDetached
+from steerserve.database.catalog import SaeRow
 from steerserve.errors import Refusal
 from steerserve.messages import Overrides, Piece
 from steerserve.rules.residency.swap import Phase
@@ -23,6 +24,15 @@ from tests.scripted_answers import FACTS, HIDDEN, LAYERS, WIDTH
 from tests.waiting import soon, until
 
 FAILED = Refusal("SAE_LOAD_FAILED", "the weights are damaged")
+
+
+async def old_and_new(world: World) -> tuple[SaeRow, SaeRow]:
+    """An SAE that is attached at layer 1 and has a value, and one that is registered."""
+    await world.loaded()
+    old, new = await world.sae("sae_old"), await world.sae("sae_new")
+    await world.attachments.attach(old, 1)
+    await world.steering.set_values({1: 5.0})
+    return old, new
 
 
 async def test_attaching_locks_the_model_and_tells_where_it_hooks(world: World) -> None:
@@ -87,10 +97,7 @@ async def test_the_same_sae_at_the_same_layer_is_attached_once(world: World) -> 
 
 
 async def test_a_replacing_attach_clears_the_old_values_and_says_so(world: World) -> None:
-    await world.loaded()
-    old, new = await world.sae("sae_old"), await world.sae("sae_new")
-    await world.attachments.attach(old, 1)
-    await world.steering.set_values({1: 5.0})
+    old, new = await old_and_new(world)
     attached = await world.attachments.attach(new, 2)
     assert any("replaced sae_old at layer 1" in warning for warning in attached.warnings)
     assert [a.sae_id for a in world.conductor.attachments()] == ["sae_new"]
@@ -110,10 +117,7 @@ async def test_the_same_sae_moves_to_another_layer(world: World) -> None:
 
 
 async def test_a_failing_attach_keeps_the_old_one_with_its_values(world: World) -> None:
-    await world.loaded()
-    old, new = await world.sae("sae_old"), await world.sae("sae_new")
-    await world.attachments.attach(old, 1)
-    await world.steering.set_values({1: 5.0})
+    _, new = await old_and_new(world)
     world.launcher.fail("attach", FAILED)
     assert (await refused(world.attachments.attach(new, 1))).code == "SAE_LOAD_FAILED"
     assert [a.sae_id for a in world.conductor.attachments()] == ["sae_old"]
@@ -133,9 +137,7 @@ async def test_a_first_attach_that_fails_does_not_lock(world: World) -> None:
 async def test_a_replacing_attach_waits_for_requests_in_flight_while_newcomers_wait_for_it(
     world: World,
 ) -> None:
-    await world.loaded()
-    old, new = await world.sae("sae_old"), await world.sae("sae_new")
-    await world.attachments.attach(old, 1)
+    _, new = await old_and_new(world)
     holder, stream = await world.in_flight()
     attaching = world.begin(world.attachments.attach(new, 2))
     await until(lambda: world.launcher.log.count("attach") == 2)
@@ -458,8 +460,7 @@ async def test_detaching_unlocks_clears_the_values_and_gives_the_memory_back(wor
 
 async def test_what_is_not_attached_is_not_detached(world: World) -> None:
     assert (await refused(world.attachments.detach("sae_a"))).code == "SAE_NOT_ATTACHED"
-    await world.loaded()
-    await world.attachments.attach(await world.sae("sae_a"), 1)
+    await world.attached()
     assert (await refused(world.attachments.detach("sae_b"))).code == "SAE_NOT_ATTACHED"
     assert len(world.conductor.attachments()) == 1
 
@@ -593,10 +594,7 @@ async def test_an_engine_that_dies_during_an_attach_leaves_the_sae_cached(world:
 async def test_an_engine_that_dies_while_the_old_sae_is_removed_leaves_the_new_one_cached(
     world: World,
 ) -> None:
-    await world.loaded()
-    old, new = await world.sae("sae_old"), await world.sae("sae_new")
-    await world.attachments.attach(old, 1)
-    await world.steering.set_values({1: 5.0})
+    _, new = await old_and_new(world)
     attaching, _ = await world.held("detach", world.attachments.attach(new, 1))
     world.launcher.engine.die()
     await refused(attaching)
