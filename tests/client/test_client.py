@@ -23,6 +23,7 @@ from steerserve.client.calls import Call, Pause, Reply
 from steerserve.client.faults import (
     ModelLoadFailed,
     ModelNotFound,
+    ProfileNotFound,
     QueueFull,
     SaeNotFound,
     ValidationError,
@@ -352,6 +353,24 @@ def test_saes_are_listed_with_what_is_attached(client: Client) -> None:
     assert listed.answer.attachment == client.saes.attachment()
     with pytest.raises(SaeNotFound, match=listed[0].id):
         client.saes.find("nope")
+
+
+def test_profiles_behind_the_first_page_are_listed_and_found(steered: Running) -> None:
+    with Client(steered.url) as client:
+        made = [client.profiles.create(f"p{number}", {SEA: 1.0}) for number in range(201)]
+        try:
+            every = client.profiles.every()
+            assert {one.id for one in every.profiles} >= {one.id for one in made}
+            assert every.total == len(every.profiles)
+            for one in (made[0], made[-1]):
+                assert (
+                    client.profiles.find(one.name).id == client.profiles.find(one.id).id == one.id
+                )
+            with pytest.raises(ProfileNotFound, match=r"is named 'p'; saved: p\d+, p\d+"):
+                client.profiles.find("p")
+        finally:
+            for one in made:
+                client.profiles.delete(one.id)
 
 
 def test_a_comparison_has_a_side_for_each_intensity(client: Client) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from steerserve.agents.reading import Layer, Message, SaeId, found_profile
+from steerserve.agents.reading import Layer, Message, SaeId
 from steerserve.client import AsyncClient
 from steerserve.client.calls import drop_none
 from steerserve.client.faults import InvalidParameter, ProfileNotFound
@@ -81,8 +81,8 @@ class Changing:
         self, profile: Annotated[str, Field(description="Id or name of a saved profile.")]
     ) -> object:
         """Let a saved profile steer every request without steering of its own."""
-        found, _ = await found_profile(self._client, profile)
-        return await self._client.profiles.activate(found)
+        found = await self._client.profiles.find(profile)
+        return await self._client.profiles.activate(found.id)
 
     async def deactivate_profile(self) -> object:
         """End the active profile, and clear its values."""

@@ -10,7 +10,6 @@ from steerserve.client.calls import drop_none
 from steerserve.client.faults import (
     InvalidParameter,
     ModelNotLoaded,
-    ProfileNotFound,
     SaeNotAttached,
 )
 
@@ -261,7 +260,7 @@ class Reading:
         the live steering is compared."""
         _either(prompt, messages, "prompt")
         if profile is not None:
-            _, profile = await found_profile(self._client, profile)
+            profile = (await self._client.profiles.find(profile)).name
         fields = drop_none(
             prompt=prompt,
             messages=messages,
@@ -416,7 +415,7 @@ class Reading:
             raise ModelNotLoaded("no model is loaded")
         if profile is None:
             return loaded
-        return f"{loaded}@{(await found_profile(self._client, profile))[1]}"
+        return f"{loaded}@{(await self._client.profiles.find(profile)).name}"
 
     @staticmethod
     def _own(
@@ -439,23 +438,6 @@ class Reading:
         if edits is not None or plain:
             return {"interventions": {"edits": edits or []}}
         return {}
-
-
-async def found_profile(client: AsyncClient, named: str) -> tuple[str, str]:
-    """The id and the name of the profile with this id or this name.
-
-    Raises:
-        ServiceError: there is none.
-    """
-    offset = 0
-    while listed := list(await client.profiles.list(offset=offset)):
-        for one in listed:
-            if named in (one.id, one.name):
-                return one.id, one.name
-        offset += len(listed)
-    raise ProfileNotFound(
-        f"no profile has the id or the name {named!r}", details={"param": "profile"}
-    )
 
 
 def _either(text: str | None, messages: list[Message] | None, name: str) -> str | list[Message]:

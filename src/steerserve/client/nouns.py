@@ -200,6 +200,9 @@ PackedDefinitions = list[PackedDefinition]
 CircuitRecords = list[CircuitRecord]
 ClaimedLayers = list[ClaimedLayer]
 BreakerStatuses = list[BreakerStatus]
+ProfileRecords = list[ProfileRecord]
+NAMES_SHOWN = 20
+"""How many names a refusal lists at most."""
 
 
 def is_path(source: str) -> bool:
@@ -996,6 +999,36 @@ class Profiles(Noun[Mode]):
 
     @route("GET", "/api/profiles", items="profiles")
     def list(self, *, limit: int = 200, offset: int = 0) -> Listing[ProfileRecord, ProfileList]: ...
+
+    @composed
+    def every(self) -> Steps[ProfileList]:
+        """All saved profiles, in as many requests as their pages need."""
+        return (yield from self._every())
+
+    @composed
+    def find(self, name: str) -> Steps[ProfileRecord]:
+        """The profile with this id or name.
+
+        Raises:
+            ServiceError: PROFILE_NOT_FOUND; the message names saved profiles.
+        """
+        profiles = (yield from self._every()).profiles
+        for one in profiles:
+            if name in (one.id, one.name):
+                return one
+        known = ", ".join(one.name for one in profiles[:NAMES_SHOWN]) or "none"
+        raise fault(
+            "PROFILE_NOT_FOUND", f"no profile is named {name!r}; saved: {known}", param="profile"
+        )
+
+    def _every(self) -> Steps[ProfileList]:
+        found: ProfileRecords = []
+        while True:
+            call = Call("GET", "/api/profiles", query={"offset": len(found)})
+            page = data((yield from answered(call, self._runner.retries)), ProfileList)
+            found += page.profiles
+            if not page.profiles or len(found) >= page.total:
+                return ProfileList(found, page.total, page.active_profile_id)
 
     @route("GET", "/api/profiles/active")
     def active(self) -> ProfileRecord | None: ...

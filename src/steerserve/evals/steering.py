@@ -11,11 +11,9 @@ from typing import Any
 
 import steerserve
 from steerserve.client import ServiceError, ServiceUnreachable
+from steerserve.client.faults import ProfileNotFound
 from steerserve.nouns.models.form import ModelRecord
 from steerserve.rules import near_names
-
-NAMES_SHOWN = 20
-"""The most names of profiles in a message."""
 
 
 class WrongArgument(ValueError):
@@ -123,15 +121,11 @@ def named_profile(url: str, profile: str | None, *, key: str | None = None) -> s
     """
     if profile is None:
         return None
-    found: list[str] = []
     with steerserve.Client(base_url=url, api_key=key) as client:
-        while listed := list(client.profiles.list(offset=len(found))):
-            for one in listed:
-                if profile in (one.name, one.id):
-                    return one.name
-            found += [one.name for one in listed]
-    known = ", ".join(found[:NAMES_SHOWN]) or "none"
-    raise WrongArgument(f"profile: no profile is named {profile!r}; saved: {known}")
+        try:
+            return client.profiles.find(profile).name
+        except ProfileNotFound as error:
+            raise WrongArgument(f"profile: {error.message}") from None
 
 
 def try_fields(

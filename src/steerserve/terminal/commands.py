@@ -321,10 +321,10 @@ def profile(
             saved = client.profiles.save_current(save)
             _show(saved, as_json, lambda one: f"saved as {one.name} ({one.id})")
         elif rm is not None:
-            gone = client.profiles.delete(naming.profile(client, rm))
+            gone = client.profiles.delete(client.profiles.find(rm).id)
             _show(gone, as_json, lambda one: f"{one.profile_id} is deleted")
         elif name is not None:
-            begun = client.profiles.activate(naming.profile(client, name))
+            begun = client.profiles.activate(client.profiles.find(name).id)
             _show(begun, as_json, lambda one: f"{one.feature_count} features are steered")
         elif off:
             ended = client.profiles.deactivate(naming.active_profile(client))
@@ -334,13 +334,16 @@ def profile(
 
 
 def _list_profiles(client: Client, as_json: bool) -> None:
-    listed = client.profiles.list()
+    listed = client.profiles.every()
     if as_json:
         show_json(listed)
         return
     show_table(
         ["id", "profile", "features", "intensity", "active"],
-        [(one.id, one.name, len(one.steering), one.intensity, one.is_active) for one in listed],
+        [
+            (one.id, one.name, len(one.steering), one.intensity, one.is_active)
+            for one in listed.profiles
+        ],
     )
 
 

@@ -22,7 +22,7 @@ def sae_names(incomplete: str) -> list[str]:
 
 
 def profile_names(incomplete: str) -> list[str]:
-    return _begun(incomplete, lambda client: [one.name for one in client.profiles.list()])
+    return _begun(incomplete, lambda client: [one.name for one in client.profiles.every().profiles])
 
 
 def _begun(incomplete: str, ask: Callable[[Client], Iterable[str | None]]) -> list[str]:

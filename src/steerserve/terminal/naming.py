@@ -123,18 +123,6 @@ def words(text: str) -> list[str]:
         raise typer.BadParameter("a quote is not closed") from None
 
 
-def profile(client: Client, text: str) -> str:
-    """The id of the profile with this id or name.
-
-    Raises:
-        ServiceError: PROFILE_NOT_FOUND.
-    """
-    for one in client.profiles.list():
-        if text in (one.id, one.name):
-            return one.id
-    raise ProfileNotFound(f"no profile is named {text!r}")
-
-
 def active_profile(client: Client) -> str:
     """The id of the active profile.
 
