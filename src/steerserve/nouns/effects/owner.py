@@ -26,11 +26,11 @@ from steerserve.control.inference.steered_texts import (
 )
 from steerserve.control.inference.texts import NamedText, TextReader
 from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.models.served import check_layered
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.errors import Refusal
-from steerserve.messages.engine import no_layers
 from steerserve.messages.spelling import Spell
 from steerserve.nouns.effects import rules
 from steerserve.nouns.effects.form import (
@@ -43,9 +43,7 @@ from steerserve.nouns.effects.form import (
 from steerserve.nouns.effects.rules import EffectSummary, Written
 from steerserve.nouns.effects.store import EffectRow as KeptRow
 from steerserve.nouns.effects.store import EffectStore
-from steerserve.rules.inference import names
 from steerserve.rules.inference.prompts import Conversation
-from steerserve.rules.models import architecture
 from steerserve.rules.steering import ladder
 from steerserve.rules.steering.edits import Feature
 from steerserve.rules.steering.placed import Placed
@@ -132,11 +130,8 @@ class EffectMeasurements:
                 could not be kept.
         """
         resident = self._conductor.loaded()
-        row = resident.row
         await self._store.check_room()
-        if row.engine == names.GGUF:
-            raise no_layers("INVALID_PARAMETER")
-        architecture.check_generates(row.name, row.architecture, row.engine)
+        check_layered(resident.row)
         _, facts = resident.running()
         try:
             own = await self._parts.with_vectors(asked.steering)

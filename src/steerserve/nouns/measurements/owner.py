@@ -22,20 +22,18 @@ from steerserve.control.inference.steered_texts import (
 )
 from steerserve.control.inference.texts import NamedText, TextReader, held_out, of_kind
 from steerserve.control.jobs import Job, Jobs, Report
+from steerserve.control.models.served import check_layered
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Resident
 from steerserve.control.steering.interventions import facts_of
 from steerserve.errors import Refusal
-from steerserve.messages.engine import no_layers
 from steerserve.nouns.directions.owner import Vectors
 from steerserve.nouns.directions.rules import VectorRecord
 from steerserve.nouns.effects import rules as effects
 from steerserve.nouns.effects.rules import Written
 from steerserve.nouns.trainings import rules as training
 from steerserve.nouns.trainings.rules import Examples
-from steerserve.rules.inference import names
 from steerserve.rules.inference.prompts import Conversation
-from steerserve.rules.models import architecture
 from steerserve.rules.steering import ladder, levers
 from steerserve.rules.steering.levers import (
     Effort,
@@ -134,11 +132,7 @@ class VectorMeasurements:
         """
         vector = await self._vectors.find(name)
         resident = self._conductor.loaded()
-        if resident.row.engine == names.GGUF:
-            raise no_layers("INVALID_PARAMETER")
-        architecture.check_generates(
-            resident.row.name, resident.row.architecture, resident.row.engine
-        )
+        check_layered(resident.row)
         layers = {one.layer for one in vector.directions}
         for place, layer in enumerate(asked.layers or ()):
             if layer not in layers:

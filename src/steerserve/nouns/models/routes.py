@@ -20,7 +20,6 @@ from steerserve.control.models.previews import ModelPreview, ModelQuery, preview
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.replicas import Replicas
 from steerserve.control.residency.resident import Resident
-from steerserve.errors import Refusal
 from steerserve.nouns.leases.routes import LeaseHeader
 from steerserve.nouns.models.form import (
     DeletedModel,
@@ -33,6 +32,7 @@ from steerserve.nouns.models.form import (
     UnlockedModel,
 )
 from steerserve.nouns.models.owner import ModelRow, Models
+from steerserve.rules.field_faults import refuse_field
 from steerserve.rules.models import architecture
 from steerserve.rules.models.downloads import FetchProgress
 from steerserve.rules.models.gguf import GgufVariant
@@ -326,7 +326,5 @@ def _given(param: str, value: str | None, source: str) -> str:
     Refusal: VALIDATION_ERROR naming the field that this source needs.
     """
     if value is None:
-        why = f"required when source is {source}"
-        errors = [{"loc": ["body", param], "msg": why}]
-        raise Refusal("VALIDATION_ERROR", f"{param}: {why}", param=param, errors=errors)
+        raise refuse_field(param, f"required when source is {source}", param=param)
     return value

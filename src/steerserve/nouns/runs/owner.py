@@ -46,6 +46,7 @@ from steerserve.nouns.runs.rules import (
 from steerserve.nouns.runs.store import NewRun, RunStore
 from steerserve.rules import field_faults, json_faults, json_reading, json_size
 from steerserve.rules.bounds import IMPORT_LINES, RUN_VALUES
+from steerserve.rules.field_faults import refuse_field
 from steerserve.rules.inference import names
 from steerserve.rules.steering import digest, documents
 from steerserve.rules.steering.edits import Edit
@@ -498,8 +499,7 @@ def _unknown(request_id: str) -> Refusal:
 
 
 def _wrong(place: str, why: str) -> Refusal:
-    errors = [{"loc": ["body", place], "msg": why}]
-    return Refusal("VALIDATION_ERROR", f"{place}: {why}", param=place, errors=errors)
+    return refuse_field(place, why, param=place)
 
 
 @cache

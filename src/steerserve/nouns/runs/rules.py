@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from steerserve.errors import Refusal
+from steerserve.rules.field_faults import refuse_field
 from steerserve.rules.form import Form
 from steerserve.rules.inference import names
 from steerserve.rules.saes.provenance import SaeOrigin
@@ -240,8 +241,7 @@ def check_imported(run: Run, place: str) -> None:
     elif len(run.x_request_id or "") > X_REQUEST_ID_MAXIMUM:
         why = f"x_request_id: at most {X_REQUEST_ID_MAXIMUM} characters"
     if why is not None:
-        errors = [{"loc": ["body", place], "msg": why}]
-        raise Refusal("VALIDATION_ERROR", f"{place}: {why}", param=place, errors=errors)
+        raise refuse_field(place, why, param=place)
     check_edits(_decoded(run) or (), f"{place}.{EDITS}")
 
 

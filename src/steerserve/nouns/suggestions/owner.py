@@ -20,7 +20,6 @@ from steerserve.control.models.served import ServedModels
 from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.sensing.corpus_results import CorpusResults
-from steerserve.errors import Refusal
 from steerserve.hub.chats import ChatEndpoints
 from steerserve.messages.spelling import Spell
 from steerserve.nouns.corpora import rules as corpus
@@ -35,6 +34,7 @@ from steerserve.nouns.suggestions.form import (
 )
 from steerserve.nouns.suggestions.rules import FeatureText
 from steerserve.nouns.suggestions.store import SuggestionRow, SuggestionStore
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.inference.prompts import message
 from steerserve.rules.saes.attachment import SaeChoice
 from steerserve.rules.steering.live import check_index
@@ -138,9 +138,8 @@ class Suggestions:
         rows = {row.feature_idx: row for row in await self._store.all(sae_id, features)}
         for place, index in enumerate(features):
             if index not in rows:
-                why = f"no label is suggested for feature {index}"
-                errors = [{"loc": ["body", f"features[{place}]"], "msg": why}]
-                raise Refusal("VALIDATION_ERROR", why, param=f"features[{place}]", errors=errors)
+                why, where = f"no label is suggested for feature {index}", f"features[{place}]"
+                raise refuse_value(["body", where], why, param=where)
         made = await self._labels.put_over(
             sae_id,
             {index: row.label for index, row in rows.items()},

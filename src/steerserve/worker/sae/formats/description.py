@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from steerserve.errors import Refusal
 from steerserve.messages import Overrides
+from steerserve.rules.field_faults import refuse_value
 from steerserve.rules.saes import sites as sae_sites
 from steerserve.worker.sae.canonical import ACTIVATIONS, NEEDS_K, NORMALISATIONS
 from steerserve.worker.sae.files import Tensors
@@ -144,8 +145,7 @@ def _used(name: str, is_used: bool, expected: str) -> None:
 
 
 def _refused(override: str, why: str) -> Refusal:
-    place = ["body", "overrides", override]
-    return Refusal("VALIDATION_ERROR", why, errors=[{"loc": place, "msg": why}])
+    return refuse_value(["body", "overrides", override], why)
 
 
 def needs(description: Description) -> list[str]:
