@@ -113,7 +113,7 @@ SHORT_KINDS: dict[str, Make] = {
 """Requests that together call what is called for no row alone."""
 
 UNCALLED = {
-    *("Grammars.close", "Grammars.fresh", "Target.read", "InnerSite.hook"),
+    *("Grammars.close", "Grammars.fresh"),
     *("TrainedLens.translated", "Map.read"),
     *("Past.get_seq_length", "Past.get_query_offset", "Past.get_mask_sizes"),
     *("RowGoal.work_on", "RawRow.refusal", "RawReader.fail", "Whole.read", "Whole.patched"),

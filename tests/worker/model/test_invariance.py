@@ -10,6 +10,7 @@ import torch
 
 from steerserve.rules.inference import stepping
 from steerserve.worker.model import invariance, kept_checks
+from steerserve.worker.model.checkpoint import Checkpoint
 from tests.worker.compiled import OWN_PRODUCTS
 from tests.worker.running import open_checkpoint
 
@@ -40,7 +41,7 @@ def test_where_one_row_has_other_bits_than_two_no_pass_has_one(
     monkeypatch.setattr(kept_checks, "read", lambda _: None)
     checked = invariance.varies
 
-    def of_single_rows(model: invariance.PassModel) -> str | None:
+    def of_single_rows(model: Checkpoint) -> str | None:
         return "single rows" if model.width == 1 else checked(model)
 
     monkeypatch.setattr(invariance, "varies", of_single_rows)

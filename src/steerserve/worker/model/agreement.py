@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 import torch
@@ -18,10 +18,12 @@ from steerserve.rules.models.nearness import Distance, Exactness
 from steerserve.worker import memory
 from steerserve.worker.model import plain, truth
 from steerserve.worker.model.comparing import own_code
-from steerserve.worker.model.invariance import PassModel
 from steerserve.worker.model.kv import CacheSlot
-from steerserve.worker.model.plain import Host, Memory, PlainPasses
+from steerserve.worker.model.plain import Memory, PlainPasses
 from steerserve.worker.model.transformer import described_error
+
+if TYPE_CHECKING:
+    from steerserve.worker.model.checkpoint import Checkpoint
 
 _STEPS = 24
 """The last tokens of the text, which decode passes read."""
@@ -51,20 +53,11 @@ Result = TypeVar("Result")
 BytesByDevice = dict[torch.device, int]
 
 
-class CheckedModel(PassModel, Host, Protocol):
-    """What is needed of a checkpoint."""
-
-    dtype: torch.dtype
-
-    text_tokens: list[int]
-    parameters: int
-
-
 class Disagreement(Exception):
     """Passes of one kind do not give the logits of a plain pass, or raise an error. The text says why."""
 
 
-def token_bytes(model: CheckedModel) -> BytesByDevice:
+def token_bytes(model: Checkpoint) -> BytesByDevice:
     """The bytes of KV per token by device, of a model whose passes are known to agree."""
     cache = model.cache()
     model.prefill(cache, [cache.open(64)], [[0]], start=0)
@@ -81,7 +74,7 @@ class Agreement:
         Disagreement: the plain pass cannot be made.
     """
 
-    def __init__(self, model: CheckedModel) -> None:
+    def __init__(self, model: Checkpoint) -> None:
         self._model = model
         self._before = plain.held_by_modules(model.model)
         tokens = truth.natural_tokens(model.text_tokens, model.vocabulary)
@@ -266,7 +259,7 @@ class Agreement:
         self._compare({cut - 1: read, cut: kept[-1][0, -1]})
 
 
-def plain_passes(model: CheckedModel, agreement: Agreement) -> PlainPasses:
+def plain_passes(model: Checkpoint, agreement: Agreement) -> PlainPasses:
     """Passes over one row at a time: with the first kind of memory of a row for which they agree with the plain pass.
 
     Raises:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from steerserve.rules.inference import stepping
 from steerserve.worker.model.kv import CacheSlot, KvCache, order
-from steerserve.worker.model.results import PassResult
+
+if TYPE_CHECKING:
+    from steerserve.worker.model.checkpoint import Checkpoint
 
 PROMPT = 72
 """The tokens of the row that is compared. Its last tokens fill a part of their pass only."""
@@ -36,40 +38,12 @@ PARTS = {1: (23, PROMPT - 1), 2: (22, PROMPT - 2), stepping.WIDTH: (stepping.WID
 """Where the prompt is cut that is read in parts, by the width of passes. Another prompt begins beside the second."""
 
 
-class PassModel(Protocol):
-    """What is needed of a checkpoint."""
-
-    width: int
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    def cache(self, limit: int = 0) -> KvCache: ...
-
-    def prefill(
-        self,
-        cache: KvCache,
-        slots: Sequence[CacheSlot],
-        rows: Sequence[Sequence[int]],
-        *,
-        start: int | Sequence[int],
-    ) -> PassResult: ...
-
-    def decode_step(
-        self,
-        cache: KvCache,
-        slots: Sequence[CacheSlot],
-        tokens: Sequence[int],
-        positions: Sequence[int],
-    ) -> PassResult: ...
-
-
 AnyPasses = Any
-"""A `PassModel`, or passes over one row each with a cache of their own."""
+"""A `Checkpoint`, or passes over one row each with a cache of their own."""
 
 
 @torch.inference_mode()
-def varies(model: PassModel) -> str | None:
+def varies(model: Checkpoint) -> str | None:
     """What changes the last bits of a row's logits; None where nothing did that was tried."""
     prompt, token = _row(model.vocabulary)
     read, written = _alone(model, prompt, token)
@@ -108,7 +82,7 @@ def _alone(model: AnyPasses, prompt: list[int], token: int) -> tuple[Tensor, Ten
 
 
 def _beside(
-    model: PassModel, prompt: list[int], token: int, counts: Sequence[int], *, is_in_parts: bool
+    model: Checkpoint, prompt: list[int], token: int, counts: Sequence[int], *, is_in_parts: bool
 ) -> Iterator[Tensor]:
     """The logits after the prompt, which is read in parts or beside other prompts, and after the token, in decode
     passes with so many other rows."""

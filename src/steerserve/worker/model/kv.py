@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from steerserve.worker.model.results import PassEnded, Status
+
+if TYPE_CHECKING:
+    from steerserve.worker.model.attention import PartedAttention
 
 Held = dict[int, tuple[Tensor, Tensor]]
 """One row's keys and values [kv_heads, tokens, head_dim] by layer."""
@@ -137,18 +140,6 @@ class _Prefill:
     read: int
 
 
-class PartedKinds(Protocol):
-    """The attention of the model whose passes these are."""
-
-    @property
-    def is_plain(self) -> bool: ...
-
-    @property
-    def is_plain_prompt(self) -> bool: ...
-
-    def window(self, layer: int) -> int: ...
-
-
 def never() -> bool:
     """The `must_stop` of a pass that runs to its end."""
     return False
@@ -165,7 +156,7 @@ class KvCache:
     """
 
     is_compileable = False
-    attention: PartedKinds | None = None
+    attention: PartedAttention | None = None
 
     def __init__(self, limit: int = 0, *, reads_parts: bool = False) -> None:
         self.beat: Callable[[], None] = _nothing

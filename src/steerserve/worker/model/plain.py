@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,13 @@ from steerserve.errors import Refusal
 from steerserve.rules.inference import stepping
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import memory
-from steerserve.worker.heartbeat import Pulse
 from steerserve.worker.model.attention import attending_plainly
 from steerserve.worker.model.kv import CacheSlot
 from steerserve.worker.model.layers import decoder_layers
 from steerserve.worker.model.results import PassResult
+
+if TYPE_CHECKING:
+    from steerserve.worker.model.checkpoint import Checkpoint
 
 _DEPTH = 6
 """How deep the tensors of a cache may lie within its lists and fields."""
@@ -45,28 +47,6 @@ class Memory(Enum):
     DYNAMIC = "dynamic"
     OWN = "own"
     NOTHING = "nothing"
-
-
-class Host(Protocol):
-    """What is needed of a checkpoint."""
-
-    model: Any
-    pulse: Pulse
-    layers: int
-    model_max_context: int
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    @property
-    def end_tokens(self) -> frozenset[int]: ...
-
-    def call(
-        self, *, pick: Sequence[Tensor] | None, sizes: Tensor | None = None, **inputs: Any
-    ) -> tuple[Any, Tensor | None]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -139,8 +119,9 @@ class PlainPasses:
     row_step = 1
     width = stepping.WIDTH
 
-    def __init__(self, host: Host, memory: Memory, *, attends_plainly: bool = False) -> None:
+    def __init__(self, host: Checkpoint, memory: Memory, *, attends_plainly: bool = False) -> None:
         self._host = host
+        self._model: Any = host.model
         self.memory = memory
         self._attends_plainly = attends_plainly
         self.takes_parts = False
@@ -148,6 +129,9 @@ class PlainPasses:
         self.kv_bytes_by_device: dict[torch.device, int] = {}
         self._takes = frozenset(inspect.signature(host.model.forward).parameters)
         self._places: dict[Place, Tensor | None] = {}
+        self.device = host.device
+        self.vocabulary = host.vocabulary
+        self.end_tokens = host.end_tokens
 
     def attending_plainly(self) -> PlainPasses:
         """Passes over one row each with the same memory, in which the layers compute attention in the plain way."""
@@ -156,18 +140,6 @@ class PlainPasses:
         passes.kv_bytes_by_device = self.kv_bytes_by_device
         passes._places = self._places
         return passes
-
-    @property
-    def device(self) -> torch.device:
-        return self._host.device
-
-    @property
-    def vocabulary(self) -> int:
-        return self._host.vocabulary
-
-    @property
-    def end_tokens(self) -> frozenset[int]:
-        return self._host.end_tokens
 
     @property
     def described(self) -> str:
@@ -217,10 +189,10 @@ class PlainPasses:
     def learn(self, ids: Sequence[int], before: Mapping[Place, Tensor | None]) -> None:
         """Learn, from two passes over the prompt `ids`, which tensors of a row the modules of the model hold. `before`
         is what they held before the first pass of the model."""
-        cache, model, held = self.cache(), self._host.model, []
+        cache, held = self.cache(), []
         for _ in range(2):
             self.prefill(cache, [cache.open(len(ids))], [ids], start=0)
-            held.append(held_by_modules(model))
+            held.append(held_by_modules(self._model))
         self._places = {
             place: before.get(place)
             for place, tensor in held[1].items()
@@ -241,7 +213,7 @@ class PlainPasses:
         where they are wanted."""
         is_first = not slot.tokens.shape[1]
         slot.tokens = torch.cat([slot.tokens, torch.tensor([list(new)], device=self.device)], 1)
-        with attending_plainly(self._host.model) if self._attends_plainly else nullcontext():
+        with attending_plainly(self._model) if self._attends_plainly else nullcontext():
             inputs = self._inputs(slot, len(new), is_first=is_first)
             width = inputs["input_ids"].shape[1]
             for (module, name), beginning in self._places.items():
@@ -252,21 +224,21 @@ class PlainPasses:
                 **inputs,
             )
         if self.memory is not Memory.NOTHING:
-            slot.carried = self._host.model._update_model_kwargs_for_generation(out, slot.carried)
+            slot.carried = self._model._update_model_kwargs_for_generation(out, slot.carried)
             slot.held = {place: getattr(*place) for place in self._places}
         return cast(Tensor, out.logits).to(self.device), sums
 
     def _inputs(self, slot: PlainSlot, new: int, *, is_first: bool) -> dict[str, Any]:
         """The inputs of the pass, as `generate` makes them."""
         if self.memory is Memory.NOTHING:
-            return whole(self._host.model, slot.tokens)
+            return whole(self._model, slot.tokens)
         if is_first:
             slot.carried = self._beginning()
         if "position_ids" in self._takes:
             slot.carried["position_ids"] = torch.arange(slot.tokens.shape[1], device=self.device)[
                 None
             ]
-        inputs: dict[str, Any] = self._host.model.prepare_inputs_for_generation(
+        inputs: dict[str, Any] = self._model.prepare_inputs_for_generation(
             slot.tokens,
             next_sequence_length=None if is_first else new,
             is_first_iteration=is_first,
@@ -282,7 +254,7 @@ class PlainPasses:
             carried["attention_mask"] = None
         if self.memory is Memory.DYNAMIC:
             name = "past_key_values" if "past_key_values" in self._takes else "cache_params"
-            text = self._host.model.config.get_text_config(decoder=True)
+            text = self._model.config.get_text_config(decoder=True)
             carried[name] = DynamicCache(config=text)
         return carried
 

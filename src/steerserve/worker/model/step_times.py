@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
-import torch
 
 from steerserve.rules.inference import stepping
-from steerserve.rules.models.nearness import Functions, StepTimes
+from steerserve.rules.models.nearness import StepTimes
 from steerserve.worker.model import forwards
-from steerserve.worker.model.invariance import PassModel
-from steerserve.worker.model.plain import Host
+
+if TYPE_CHECKING:
+    from steerserve.worker.model.checkpoint import Checkpoint
 
 _PROMPT = 16
 _ROUNDS = 6
@@ -24,14 +24,7 @@ _ROUNDS = 6
 log = structlog.get_logger(__name__)
 
 
-class TimedModel(PassModel, Host, Protocol):
-    """What is needed of a checkpoint."""
-
-    dtype: torch.dtype
-    functions: Functions
-
-
-def measure(model: TimedModel, clock: Callable[[], float] = time.perf_counter) -> StepTimes | None:
+def measure(model: Checkpoint, clock: Callable[[], float] = time.perf_counter) -> StepTimes | None:
     """The shortest decode pass of one row in each way, by turns. None where no function was refused for its
     distance."""
     if not any(each.found for each in model.functions.refused):

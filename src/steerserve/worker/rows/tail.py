@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from steerserve.worker import memory
 from steerserve.worker.model import truth
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.comparing import own_code
+from steerserve.worker.model.unembedding import LogitDifference
 from steerserve.worker.rows.layer_runs import (
     Block,
     LayerRuns,
@@ -30,7 +31,7 @@ from steerserve.worker.rows.layer_runs import (
     joined,
     standing_in,
 )
-from steerserve.worker.sae.sites import AtSite, Handle
+from steerserve.worker.sae.sites import Site
 
 STEP_PRODUCTS = 1 << 28
 """The products of two numbers that one layer computes in one part of the work, where a layer is small enough."""
@@ -45,19 +46,6 @@ length. In bfloat16 it is about 0.02."""
 Work = Generator[None, None, tuple[Tensor, Tensor | None]]
 
 
-class InnerSite(Protocol):
-    """A site within a layer."""
-
-    def hook(self, edit: AtSite) -> Handle: ...
-
-
-class Target(Protocol):
-    """The number that is attributed."""
-
-    def read(self, stream: Tensor) -> Work:
-        """The number [runs] for the stream behind the last layer [runs, hidden], and its gradient [runs, hidden]."""
-
-
 class Tail:
     """The layers from `layer` on, for the tokens `ids`, of which the last one's logits are read. `stream` [T, hidden]
     enters the first of them. `site` is a site within this layer; without one the values of the runs are the stream
@@ -69,7 +57,7 @@ class Tail:
         self,
         model: Checkpoint,
         layer: int,
-        site: InnerSite | None,
+        site: Site | None,
         ids: Sequence[int],
         stream: Tensor,
         first: int,
@@ -111,7 +99,7 @@ class Tail:
         """How many runs are best read at once."""
         return max(1, min(MOST_TOKENS, self._block_tokens) // self.moved)
 
-    def run(self, values: Tensor, target: Target, *, has_gradient: bool) -> Work:
+    def run(self, values: Tensor, target: LogitDifference, *, has_gradient: bool) -> Work:
         """In parts, the target [runs] of runs with these values [runs, moved, width], and its gradient by them, of
         the same shape, where that is asked for. `prepare` comes before."""
         blocks = yield from self._blocks_of(max(1, self._block_tokens // len(values)))
