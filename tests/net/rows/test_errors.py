@@ -123,7 +123,7 @@ UNCALLED = {
     *("FeatureMonitor.fail", "ArmingReader.fail", "Sensing.stop_rows"),
     *(f"LiveReader.{name}" for name in ("join", "forget", "detached", "events", "work")),
     *(f"FeatureMonitor.{name}" for name in ("watch", "detached", "read", "read_contexts", "reset")),
-    *("Sensing.arm", "Sensing.detached", "LiveReaders.detached", "Armoury.make"),
+    *("Sensing.arm", "Sensing.detached", "LiveReaders.detached"),
     *("SensedRow.keep_only", "ContextRing.strongest", "RunningCounts.read"),
     *("RowGoal.first_scored", "RowGoal.read_prompt", "RowGoal.add_sums"),
     *("RowGoal.resume", "RowGoal.outcomes"),

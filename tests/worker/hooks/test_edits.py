@@ -42,7 +42,7 @@ from steerserve.rules.steering.vector import Direction
 from steerserve.worker.hooks.edits import SiteEdits
 from steerserve.worker.hooks.parts import Part, Span
 from steerserve.worker.hooks.places import NO_CATCHES
-from steerserve.worker.hooks.readings import Directions, Readings
+from steerserve.worker.hooks.readings import Directions
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.sae import sites
@@ -232,7 +232,7 @@ def made(x: Tensor, edits: Sequence[Edit], sae: Sae, **more: Any) -> Tensor:
 
 def change_of(work: SiteEdits, value: Tensor, span: Span) -> Tensor:
     """What is added to all rows of the value of a site."""
-    moved, _ = work.change(value, span, Readings(), work.masks(span, value.shape[1]))
+    moved, _ = work.change(value, span, {}, work.masks(span, value.shape[1]))
     assert moved is not None
     change = moved.of_all_rows(len(value)).change
     assert change is not None

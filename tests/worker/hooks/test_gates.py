@@ -62,12 +62,12 @@ def test_conditions_that_are_decided_together_hold_where_each_does() -> None:
         ]
         named = [(row, one) for row in range(3) for one in read[row] if one.key == HERE]
         found = [torch.stack([read[row][one] for row, one in named])]
-        readings = Readings()
+        readings: Readings = {}
         for row in range(3):
             there = [one for one in read[row] if one.key == ELSEWHERE]
             together = torch.stack([read[row][one] for one in there])
             for at, one in enumerate(there):
-                readings.held[row, one] = together, at
+                readings[row, one] = together, at
             own = [
                 condition for place, when in whens if place == row for condition in conditions(when)
             ]

@@ -95,7 +95,7 @@ def test_the_figures_are_those_of_the_text_behind_its_first_token(gpt2: Checkpoi
     with torch.inference_mode():
         out = gpt2.model(input_ids=torch.tensor([ids]), output_hidden_states=True)
     x = out.hidden_states[1][0, 1:]
-    check = selfcheck.run(gpt2, knows_no_mean(), site)
+    check = selfcheck.examine(gpt2, knows_no_mean(), site, claims(hook_name=None)).check
     mean = x.mean(-1, keepdim=True)
     expected = mean.expand_as(x).pow(2).sum() / (x - x.mean(0)).pow(2).sum()
     assert check["fvu"] == pytest.approx(float(expected), rel=1e-3)
@@ -113,7 +113,7 @@ def test_a_tokenizer_that_begins_texts_itself_is_not_helped_twice(
     other.model.transformer.wpe.weight.data += 3.0
     assert other.encode("a", special=True)[0] == 0
     expected, found = (
-        selfcheck.run(model, exact(HIDDEN), site_of(model, 1, "resid_pre"))
+        selfcheck.examine(model, exact(HIDDEN), site_of(model, 1, "resid_pre"), claims()).check
         for model in (gpt2, other)
     )
     assert found == expected
@@ -195,7 +195,7 @@ def test_an_unknown_norm_factor_is_measured_and_not_applied(gpt2: Checkpoint) ->
     site = site_of(gpt2, 1, "resid_pre")
     kept: list[Tensor] = []
     handle = site.hook(lambda value: kept.append(value.clone()))
-    plain = selfcheck.run(gpt2, exact(HIDDEN), site)
+    plain = selfcheck.examine(gpt2, exact(HIDDEN), site, claims()).check
     handle.remove()
     c = HIDDEN**0.5 / float(kept[0][0, 1:].norm(dim=-1).mean())
     sae = replace(exact(HIDDEN), is_calibrated=False)

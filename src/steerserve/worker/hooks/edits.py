@@ -235,8 +235,8 @@ class SiteEdits:
                 [(part.row, reads) for _, part, reads in group.members] for group in self._reads
             ]
         for names, together in zip(self._names, found, strict=True):
-            if names[0] not in readings.held:
-                readings.held.update((name, (together, at)) for at, name in enumerate(names))
+            if names[0] not in readings:
+                readings.update((name, (together, at)) for at, name in enumerate(names))
 
     def _watch(self, value: Tensor, span: Span) -> None:
         """Read the directions that are watched."""

@@ -103,7 +103,7 @@ class Gates:
         sources: dict[int, tuple[Tensor, list[int]]] = {}
         turns = []
         for place, reads in self._elsewhere:
-            together, at = readings.held[self._parts[place].row, reads]
+            together, at = readings[self._parts[place].row, reads]
             _, places = sources.setdefault(id(together), (together, []))
             turns.append((list(sources).index(id(together)), len(places)))
             places.append(at)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -52,17 +51,9 @@ class Directions:
         return held
 
 
-@dataclass(slots=True)
-class Readings:
-    """What the conditions of a pass have read so far: for each row and reading, the numbers [n, T] that were read
-    together, and the place of its own [T] among them."""
-
-    held: dict[tuple[int, Reads], tuple[Tensor, int]] = field(default_factory=dict)
-
-    def row_numbers(self, row: int, reads: Reads) -> Tensor:
-        """What was read of a row, a number [T] for each position."""
-        together, place = self.held[row, reads]
-        return together[place]
+Readings = dict[tuple[int, Reads], tuple[Tensor, int]]
+"""What the conditions of a pass have read so far: for each row and reading, the numbers [n, T] that were read together,
+and the place of its own [T] among them."""
 
 
 class Encoded:

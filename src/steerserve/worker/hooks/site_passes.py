@@ -38,7 +38,7 @@ class SitePasses:
         self.calls = SiteCalls()
         self._plan = NO_PASS
         self._values: dict[int, Tensor] | None = None
-        self._readings = Readings()
+        self._readings: Readings = {}
         self._spans: dict[int, Span] = {}
 
     @contextmanager
@@ -59,7 +59,7 @@ class SitePasses:
                 undo.callback(place.site.hook(partial(self.act, place)).remove)
             for place in watched:
                 undo.callback(place.site.watch(partial(self.act, place)).remove)
-            self._plan, self._values, self._readings, self._spans = plan, values, Readings(), {}
+            self._plan, self._values, self._readings, self._spans = plan, values, {}, {}
             yield
 
     def act(self, place: Place, value: Tensor) -> Moved | Called | Told | None:
@@ -96,7 +96,7 @@ class SitePasses:
         for _, attachment in self._plan.by_table:
             _table(attachment).steered.zero_()
         self.calls.forget_made()
-        self._readings = Readings()
+        self._readings = {}
 
     def has_steered(self) -> bool:
         """Whether one pass since `begin_pass` has steered all rows that it had to steer, at all sites."""
@@ -166,7 +166,7 @@ class SitePasses:
 
     def _end(self) -> None:
         """The pass has ended."""
-        self._plan, self._values, self._readings, self._spans = NO_PASS, None, Readings(), {}
+        self._plan, self._values, self._readings, self._spans = NO_PASS, None, {}, {}
 
     def _done(self, site: SitePlan, value: Tensor, masks: Masks) -> _Done:
         """What the SAEs and the rows do to the value of a site."""

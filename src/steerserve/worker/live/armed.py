@@ -5,8 +5,7 @@ All columns of one SAE are encoded by one product. A column fires where its acti
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -97,47 +96,28 @@ class Arming:
         return sorted_columns
 
 
-class Armoury:
-    """Makes armings. Each has a number of its own."""
+def make_arming(number: int, subjects: Sequence[ArmedSubject], saes: HookedSaes) -> Arming | None:
+    """The arming of these clusters and circuits; None where there are none.
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-
-    def make(
-        self,
-        cluster: ArmedCluster | None,
-        circuits: Sequence[ArmedCircuit],
-        saes: HookedSaes,
-    ) -> Arming | None:
-        """The arming of a cluster and of circuits; None where nothing is armed.
-
-        Raises:
-            Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; INSUFFICIENT_MEMORY as `HookedSaes.sae`.
-        """
-        parts: list[ArmedPart] = []
-        at: dict[str, list[tuple[int, int, float]]] = {}
-        width = 0
-        for subject in subjects_of(cluster, circuits):
-            columns = list(_columns(subject))
-            for column, (key, feature, theta) in enumerate(columns, width):
-                at.setdefault(key, []).append((column, feature, theta))
-            parts.append(ArmedPart(subject, width, width + len(columns)))
-            width += len(columns)
-        if not parts:
-            return None
-        sites = {}
-        for key, wanted in at.items():
-            site = _site(saes, key, wanted)
-            sites[site.target.number] = site
-        return Arming(next(self._numbers), tuple(parts), sites, width)
-
-
-def subjects_of(
-    cluster: ArmedCluster | None, circuits: Sequence[ArmedCircuit]
-) -> list[ArmedSubject]:
-    """The armed cluster and the armed circuits in one list."""
-    subjects: list[ArmedSubject] = [] if cluster is None else [cluster]
-    return [*subjects, *circuits]
+    Raises:
+        Refusal: SAE_NOT_ATTACHED; INVALID_FEATURE_INDEX; INSUFFICIENT_MEMORY as `HookedSaes.sae`.
+    """
+    parts: list[ArmedPart] = []
+    at: dict[str, list[tuple[int, int, float]]] = {}
+    width = 0
+    for subject in subjects:
+        columns = list(_columns(subject))
+        for column, (key, feature, theta) in enumerate(columns, width):
+            at.setdefault(key, []).append((column, feature, theta))
+        parts.append(ArmedPart(subject, width, width + len(columns)))
+        width += len(columns)
+    if not parts:
+        return None
+    sites = {}
+    for key, wanted in at.items():
+        site = _site(saes, key, wanted)
+        sites[site.target.number] = site
+    return Arming(number, tuple(parts), sites, width)
 
 
 def keys_of(subject: ArmedSubject) -> set[str]:
@@ -165,7 +145,3 @@ def _site(saes: HookedSaes, key: str, wanted: Sequence[tuple[int, int, float]]) 
         tuple(column for column, _, _ in wanted),
         target.d_sae if is_whole else len(features),
     )
-
-
-Whole = Callable[[], Target | None]
-"""The SAE of which all features are monitored now."""

@@ -10,6 +10,7 @@ that computed them. A prefix that was computed under another arming is not used,
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,10 +27,11 @@ from steerserve.nouns.cluster_sensing.rules import Decode, common_prefix
 from steerserve.parts.row_part import Copied, RowPart, SaeRead
 from steerserve.worker import memory
 from steerserve.worker.hooks.hooks import HookedSaes
-from steerserve.worker.live.armed import Arming, Armoury, Fires, Whole, keys_of, subjects_of
+from steerserve.worker.live.armed import ArmedSubject, Arming, Fires, keys_of, make_arming
 from steerserve.worker.live.ranking import is_active
 from steerserve.worker.live.readers import LiveReader
 from steerserve.worker.live.sensed_row import SensedRow
+from steerserve.worker.live.target import Target
 from steerserve.worker.rows.rows import BatchRow
 
 log = structlog.get_logger(__name__)
@@ -81,13 +83,13 @@ class Sensing(LiveReader):
     def __init__(
         self,
         decode: Decode,
-        whole: Whole = lambda: None,
+        whole: Callable[[], Target | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._decode = decode
         self._whole = whole
         self._clock = clock
-        self._armoury = Armoury()
+        self._numbers = itertools.count(1)
         self._cluster: ArmedCluster | None = None
         self._circuits: Sequence[ArmedCircuit] = ()
         self._reader: ArmingReader | None = None
@@ -108,16 +110,17 @@ class Sensing(LiveReader):
         """Sense this cluster and these circuits in the rows that begin from now on.
 
         Raises:
-            Refusal: as `Armoury.make`; the arming before stays.
+            Refusal: as `make_arming`; the arming before stays.
         """
-        arming = self._armoury.make(cluster, circuits, saes)
+        subjects: list[ArmedSubject] = [*([] if cluster is None else [cluster]), *circuits]
+        arming = make_arming(next(self._numbers), subjects, saes)
         self._reader = None if arming is None else ArmingReader(self, arming)
         self._saes = saes
         self._cluster, self._circuits = cluster, circuits
         self.flush()
-        subjects = {one.subject for one in subjects_of(cluster, circuits)}
+        names = {subject.subject for subject in subjects}
         for row in self._rows:
-            row.keep_only(subjects)
+            row.keep_only(names)
 
     def detached(self, number: int) -> None:
         """Disarm what reads the SAE. The rows in which it was sensed are not read any more."""

@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -73,20 +74,20 @@ class TrainedLens:
         return made if bias is None else made + bias
 
 
+@dataclass(frozen=True, slots=True)
 class Map:
     """Where the matrix of a layer, and perhaps its bias, are: the names of tensors, and the row of a tensor that has
     all layers."""
 
-    def __init__(self, weight: str, bias: str | None = None, row: int | None = None) -> None:
-        self._weight = weight
-        self._bias = bias
-        self._row = row
+    weight: str
+    bias: str | None = None
+    row: int | None = None
 
     def read(self, tensors: Tensors, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """The matrix [hidden, hidden] and the bias [hidden], float32."""
-        weight = tensors.read(self._weight)
-        weight = weight if self._row is None else weight[self._row]
-        bias = None if self._bias is None else tensors.read(self._bias).to(device, torch.float32)
+        weight = tensors.read(self.weight)
+        weight = weight if self.row is None else weight[self.row]
+        bias = None if self.bias is None else tensors.read(self.bias).to(device, torch.float32)
         return weight.to(device, torch.float32), bias
 
 
@@ -100,7 +101,9 @@ def open_lens(path: str) -> LensFile:
     Raises:
         Refusal: INVALID_LENS for a file that cannot be read as a lens.
     """
-    return _opened(path)
+    place = Path(path)
+    with _refused():
+        return _tuned(place) if place.is_dir() else _jacobian(place)
 
 
 def check_lens(facts: LensInspected, model: Checkpoint, unembedding: Unembedding) -> None:
@@ -123,13 +126,7 @@ def inspect(path: str) -> LensInspected:
     Raises:
         Refusal: INVALID_LENS.
     """
-    return _opened(path)[1]
-
-
-def _opened(path: str) -> LensFile:
-    place = Path(path)
-    with _refused():
-        return _tuned(place) if place.is_dir() else _jacobian(place)
+    return open_lens(path)[1]
 
 
 def _tensors(path: Path) -> Tensors:

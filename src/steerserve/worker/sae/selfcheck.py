@@ -106,11 +106,6 @@ def _may_be_centred(model: Checkpoint, site: Site) -> bool:
     return site.name in _CENTRED_SITES and sites.has_layer_norm(model.model, model.layers)
 
 
-def run(model: Checkpoint, sae: Sae, site: Site) -> dict[str, float]:
-    """The figures of an SAE at its site, on the text of the check."""
-    return figures(sae, _values(model, sae, site))
-
-
 @torch.inference_mode()
 def figures(sae: Sae, x: Tensor) -> dict[str, float]:
     """The figures of an SAE on rows x [n, d_in]: how many rows there are, how many features are active in any of them,
