@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import structlog
 import torch
@@ -40,9 +40,8 @@ from steerserve.worker.model.plain import PlainPasses, beat_per_layer
 from steerserve.worker.model.results import PassResult
 from steerserve.worker.model.transformer import (
     CONTEXT_TOKENS,
-    Report,
+    LoadOptions,
     Transformer,
-    configuration,
     decode,
     special_tokens,
     token_text,
@@ -66,25 +65,8 @@ class Checkpoint(Transformer):
     takes_parts = True
     state_tokens = 0
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        quantization: str,
-        trust_remote_code: bool,
-        report: Report,
-        devices: Sequence[str] = (),
-    ) -> None:
-        config = configuration(path, trust_remote_code)
-        super().__init__(
-            path,
-            AutoModelForCausalLM,
-            config,
-            quantization=quantization,
-            devices=devices,
-            trust_remote_code=trust_remote_code,
-            report=report,
-        )
+    def __init__(self, path: Path, **options: Unpack[LoadOptions]) -> None:
+        super().__init__(path, AutoModelForCausalLM, **options)
         text = self.config.get_text_config(decoder=True)
         self.layers = int(text.num_hidden_layers)
         self.hidden_size = int(text.hidden_size)
@@ -98,7 +80,7 @@ class Checkpoint(Transformer):
         self.special_tokens = special_tokens(self.tokenizer, self.end_tokens)
         self._texts: dict[int, str] = {}
         self._unread: dict[int, Tensor | dict[str, Tensor]] = {}
-        report("checking", 90.0)
+        options["report"]("checking", 90.0)
         self.row_step = 1
         self.width = stepping.WIDTH
         self.varies: str | None = None

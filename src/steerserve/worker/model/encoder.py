@@ -5,8 +5,8 @@ Such a model is served like any other, but it can only embed. It has no cache an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from transformers import AutoModel
 from steerserve.errors import Refusal
 from steerserve.rules.residency.heartbeat import Activity
 from steerserve.worker import memory
-from steerserve.worker.model.transformer import Report, Transformer, configuration, first_line
+from steerserve.worker.model.transformer import LoadOptions, Transformer, first_line
 
 _UNLIMITED = 1_000_000
 """A tokenizer whose limit is above this number has no limit."""
@@ -29,25 +29,8 @@ class Encoder(Transformer):
             tokens.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        quantization: str,
-        trust_remote_code: bool,
-        report: Report,
-        devices: Sequence[str] = (),
-    ) -> None:
-        config = configuration(path, trust_remote_code)
-        super().__init__(
-            path,
-            AutoModel,
-            config,
-            quantization=quantization,
-            devices=devices,
-            trust_remote_code=trust_remote_code,
-            report=report,
-        )
+    def __init__(self, path: Path, **options: Unpack[LoadOptions]) -> None:
+        super().__init__(path, AutoModel, **options)
         self.layers = int(getattr(self.config, "num_hidden_layers", 0))
         self.hidden_size = int(getattr(self.config, "hidden_size", 0))
         self.vocabulary = int(self.config.vocab_size)
@@ -55,7 +38,7 @@ class Encoder(Transformer):
         for layers in [part for part in self.model.modules() if isinstance(part, nn.ModuleList)]:
             for layer in layers:
                 layer.register_forward_pre_hook(self._beat)
-        report("checking", 90.0)
+        options["report"]("checking", 90.0)
         self._check()
 
     @torch.inference_mode()

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 import transformers
@@ -68,6 +68,16 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 Report = Callable[[str, float], None]
 
 
+class LoadOptions(TypedDict):
+    """How a checkpoint is loaded. `devices` are as `device_map` has them. `report` is told each stage, and its part of
+    the load in per cent."""
+
+    quantization: str
+    trust_remote_code: bool
+    report: Report
+    devices: NotRequired[Sequence[str]]
+
+
 class Transformer:
     """The common part of a language model and an encoder. `kind` is the library's automatic class that loads the
     weights. `output_vocabulary` is the width of the logits, 0 for a model without an output embedding. Passes give
@@ -81,13 +91,13 @@ class Transformer:
         self,
         path: Path,
         kind: type[_BaseAutoModelClass],
-        config: PreTrainedConfig,
         *,
         quantization: str,
-        devices: Sequence[str],
         trust_remote_code: bool,
         report: Report,
+        devices: Sequence[str] = (),
     ) -> None:
+        config = configuration(path, trust_remote_code)
         common: dict[str, object] = {
             "trust_remote_code": trust_remote_code,
             "local_files_only": True,

@@ -26,7 +26,7 @@ from steerserve.worker.model import budget, chats, forwards, invariance
 from steerserve.worker.model.budget import SaeRoom
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
-from steerserve.worker.model.transformer import Report, configuration
+from steerserve.worker.model.transformer import LoadOptions, Report, configuration
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.rows.constrain import Grammars
 from steerserve.worker.sae import sites
@@ -161,7 +161,7 @@ def load(command: m.Load, report: Report) -> LoadedModel | LoadedEncoder:
     """
     path = Path(command.path)
     config = configuration(path, command.trust_remote_code)
-    options: dict[str, Any] = {
+    options: LoadOptions = {
         "quantization": command.quantization,
         "trust_remote_code": command.trust_remote_code,
         "report": report,
