@@ -406,12 +406,14 @@ def _gradient_goal(
         saes.sae(goal.key),
         difference,
         goal.top,
-        first,
-        goal.method,
-        steps,
         unembedding,
         model.decode_token,
-        lambda stream: Tail(model, layer, None if is_between else site, ids, stream, first),
+        first=first,
+        method=goal.method,
+        steps=steps,
+        open_tail=lambda stream: Tail(
+            model, layer, None if is_between else site, ids, stream, first
+        ),
     )
 
 

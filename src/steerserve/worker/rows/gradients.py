@@ -9,12 +9,14 @@ from functools import partial
 from typing import cast
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
-from steerserve.messages import Attributed, FeatureContribution, Refused
+from steerserve.messages import Attributed, Refused
 from steerserve.nouns.lens.rules import AttributionMethod
 from steerserve.worker.model.unembedding import LogitDifference, Unembedding
-from steerserve.worker.rows.goals import NOT_FINITE, StateReading
+from steerserve.worker.rows.attribution import FeatureAttribution
+from steerserve.worker.rows.goals import NOT_FINITE
 from steerserve.worker.rows.lens import check_unembedding
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.rows.tail import Tail, check_stream
@@ -27,7 +29,7 @@ ROWS_AT_ONCE = 4096
 Parts = Generator[None, None, Attributed | Refused]
 
 
-class GradientAttribution(StateReading):
+class GradientAttribution(FeatureAttribution):
     """Attributes a difference of logits after the last token of the row's prompt to the features of `sae` at the
     positions from `first` on.
 
@@ -39,39 +41,31 @@ class GradientAttribution(StateReading):
     the tail, where this is another one. `open_tail` makes the tail for this stream.
     """
 
-    needs_logits = True
-
     def __init__(
         self,
         sites: Sequence[Site],
         sae: Sae,
         difference: LogitDifference,
         top: int,
+        unembedding: Unembedding,
+        text_of: Callable[[int], str],
+        *,
         first: int,
         method: AttributionMethod,
         steps: int,
-        unembedding: Unembedding,
-        text_of: Callable[[int], str],
         open_tail: Callable[[Tensor], Tail],
     ) -> None:
-        super().__init__(sites)
-        self._sae = sae
-        self._difference = difference
-        self._top = top
+        super().__init__(sites, sae, difference, top, unembedding, text_of)
         self._first = first
         self._method = method
-        self._steps = steps if method == "integrated" else 1
-        self._unembedding = unembedding
-        self._text_of = text_of
+        self._steps = steps
         self._open_tail = open_tail
         self._parts: list[list[Tensor]] = [[] for _ in sites]
-        self._last: Tensor | None = None
-        self._seen = 0
         self._work: Parts | None = None
 
     def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         if number == 1:
-            return partial(setattr, self, "_last", value[-1:].clone())
+            return partial(self._last.__setitem__, number, value[-1:].clone())
         return partial(self._parts[number].append, value.clone())
 
     def work(self, row: BatchRow) -> Attributed | Refused | None:
@@ -88,11 +82,10 @@ class GradientAttribution(StateReading):
 
     def _run(self, row: BatchRow) -> Parts:
         assert self.logits is not None
-        assert self._last is not None
-        own = self.logits.float()
+        stream, own = self._last[1], self.logits.float()
         if not bool((own < torch.inf).all()):  # NaN compares false
             return row.refused(*NOT_FINITE)
-        check_unembedding(self._unembedding, self._last, own)
+        check_unembedding(self._unembedding, stream, own)
         read = torch.cat(self._parts[0])
         entering = torch.cat(self._parts[2]) if len(self._parts) > 2 else read
         self._parts = []
@@ -108,8 +101,15 @@ class GradientAttribution(StateReading):
         if not bool(torch.isfinite(contributions).all()):
             return row.refused(*NOT_FINITE)
         missing = values - written - self._sae.without_features(values)
-        error = float((gradient * missing).sum(dtype=torch.float64))
-        return self._answer(row, active, contributions, whole - float(ablated[0]), error)
+        places = [torch.full((len(one),), self._first + at) for at, (one, _) in enumerate(active)]
+        features, held = (torch.cat(part).cpu() for part in zip(*active, strict=True))
+        answer = self._answer(row, stream, (features, held, torch.cat(places)), contributions)
+        return structs.replace(
+            answer,
+            method=self._method,
+            effect=whole - float(ablated[0]),
+            error=float((gradient * missing).sum(dtype=torch.float64)),
+        )
 
     def _encoded(
         self, values: Tensor
@@ -147,9 +147,8 @@ class GradientAttribution(StateReading):
             assert gradient is not None
             total = total + gradient.sum(0)
             whole = float(found[-1])
-        assert self._last is not None
         # the values of the last run are the model's own
-        check_stream(tail.behind[-1], self._last[0])
+        check_stream(tail.behind[-1], self._last[1][0])
         return whole, total / self._steps
 
     def _contributions(
@@ -166,49 +165,3 @@ class GradientAttribution(StateReading):
                 parts.append(((rows @ slope) * numbers * scale).cpu())
                 yield
         return torch.cat(parts)
-
-    def _answer(
-        self,
-        row: BatchRow,
-        active: list[tuple[Tensor, Tensor]],
-        contributions: Tensor,
-        effect: float,
-        error: float,
-    ) -> Attributed:
-        assert self.logits is not None
-        assert self._last is not None
-        places = torch.cat(
-            [torch.full((len(one),), self._first + at) for at, (one, _) in enumerate(active)]
-        )
-        features, held = (torch.cat(part).cpu() for part in zip(*active, strict=True))
-        largest = contributions.abs().sort(descending=True, stable=True).indices[: self._top]
-        listed = [
-            FeatureContribution(
-                int(features[i]), float(held[i]), float(contributions[i]), int(places[i])
-            )
-            for i in largest.tolist()
-        ]
-        last = row.prompt[-1]
-        difference = self._difference
-        uncapped = None
-        if self._unembedding.softcap is not None:
-            uncapped = difference.compute(self._unembedding.uncapped(self._last)[0])
-        return Attributed(
-            row.request,
-            row.choice,
-            row.position,
-            self._named(last),
-            self._named(difference.target),
-            None if difference.against is None else self._named(difference.against),
-            listed,
-            len(features),
-            float(contributions.sum(dtype=torch.float64)),
-            difference.compute(self.logits.float()),
-            uncapped,
-            self._method,
-            effect,
-            error,
-        )
-
-    def _named(self, token: int) -> tuple[int, str]:
-        return token, self._text_of(token)
