@@ -6,7 +6,7 @@ A goal knows its row and nothing of other rows or of the cache. The batch asks e
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -412,3 +412,25 @@ class StateReading(RowGoal, ABC):
     @abstractmethod
     def work(self, row: BatchRow) -> Outcome | Refused | None:
         """Do a part of the work; None while there is more of it."""
+
+
+class PartedReading(StateReading, ABC):
+    """Reads states, and works on them in parts."""
+
+    def __init__(self, sites: Sequence[Site]) -> None:
+        super().__init__(sites)
+        self._work: Generator[None, None, Outcome | Refused] | None = None
+
+    def work(self, row: BatchRow) -> Outcome | Refused | None:
+        if self._work is None:
+            self._work = self.work_in_parts(row)
+        try:
+            next(self._work)
+        except StopIteration as ended:
+            outcome: Outcome | Refused = ended.value
+            return outcome
+        return None
+
+    @abstractmethod
+    def work_in_parts(self, row: BatchRow) -> Generator[None, None, Outcome | Refused]:
+        """Do the work, with a yield between two parts of it."""

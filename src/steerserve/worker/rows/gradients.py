@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import cast
 
 import torch
 from msgspec import structs
@@ -16,7 +15,7 @@ from steerserve.messages import Attributed, Refused
 from steerserve.nouns.lens.rules import AttributionMethod
 from steerserve.worker.model.unembedding import LogitDifference, Unembedding
 from steerserve.worker.rows.attribution import FeatureAttribution
-from steerserve.worker.rows.goals import NOT_FINITE
+from steerserve.worker.rows.goals import NOT_FINITE, PartedReading
 from steerserve.worker.rows.lens import check_unembedding
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.rows.tail import Tail, check_stream
@@ -26,10 +25,8 @@ from steerserve.worker.sae.sites import Site
 ROWS_AT_ONCE = 4096
 """The most decoder rows that are widened to float32 at once."""
 
-Parts = Generator[None, None, Attributed | Refused]
 
-
-class GradientAttribution(FeatureAttribution):
+class GradientAttribution(FeatureAttribution, PartedReading):
     """Attributes a difference of logits after the last token of the row's prompt to the features of `sae` at the
     positions from `first` on.
 
@@ -61,26 +58,16 @@ class GradientAttribution(FeatureAttribution):
         self._steps = steps
         self._open_tail = open_tail
         self._parts: list[list[Tensor]] = [[] for _ in sites]
-        self._work: Parts | None = None
 
     def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         if number == 1:
             return partial(self._last.__setitem__, number, value[-1:].clone())
         return partial(self._parts[number].append, value.clone())
 
-    def work(self, row: BatchRow) -> Attributed | Refused | None:
+    def work_in_parts(self, row: BatchRow) -> Generator[None, None, Attributed | Refused]:
         """Raises:
         Refusal: SAE_INCOMPATIBLE as `check_unembedding` and `check_stream`.
         """
-        if self._work is None:
-            self._work = self._run(row)
-        try:
-            next(self._work)
-        except StopIteration as ended:
-            return cast("Attributed | Refused", ended.value)
-        return None
-
-    def _run(self, row: BatchRow) -> Parts:
         assert self.logits is not None
         stream, own = self._last[1], self.logits.float()
         if not bool((own < torch.inf).all()):  # NaN compares false

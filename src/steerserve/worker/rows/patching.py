@@ -30,7 +30,7 @@ from steerserve.worker.model import plain, truth
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.comparing import OTHER_FORM
 from steerserve.worker.model.unembedding import Unembedding
-from steerserve.worker.rows.goals import NOT_FINITE, StateReading
+from steerserve.worker.rows.goals import NOT_FINITE, PartedReading
 from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, WideLayer, joined, standing_in
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.sites import AtSite, Change, Moved, Replaced, Site, find
@@ -75,7 +75,7 @@ Parts = Generator[None, None, Result]
 log = structlog.get_logger(__name__)
 
 
-class Patching(StateReading):
+class Patching(PartedReading):
     """Reads the text `base`, which is the prompt of its row, and the source of `goal`, and then `base` again with each
     patch of `goal`."""
 
@@ -100,24 +100,14 @@ class Patching(StateReading):
                 (cell.site, cell.layer) for cell in (*goal.cells, *goal.noise)
             )
         }
-        self._work: Parts[Patched | Refused] | None = None
 
     def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         return _nothing
 
-    def work(self, row: BatchRow) -> Patched | Refused | None:
+    def work_in_parts(self, row: BatchRow) -> Parts[Patched | Refused]:
         """Raises:
         Refusal: INSUFFICIENT_MEMORY.
         """
-        if self._work is None:
-            self._work = self._run(row)
-        try:
-            next(self._work)
-        except StopIteration as ended:
-            return cast("Patched | Refused", ended.value)
-        return None
-
-    def _run(self, row: BatchRow) -> Parts[Patched | Refused]:
         goal = self._goal
         runs = yield from self._runs(row.request)
         base, source = runs.base, runs.source
