@@ -30,7 +30,7 @@ from steerserve.worker.rows import sampling, tail
 from steerserve.worker.rows.activations import ActivationReading
 from steerserve.worker.rows.attribution import Attribution
 from steerserve.worker.rows.constrain import Grammars
-from steerserve.worker.rows.goals import PartReading, Pooling, Scoring, Writing
+from steerserve.worker.rows.goals import PartReading, Pooling, RowGoal, Scoring, Writing
 from steerserve.worker.rows.gradients import GradientAttribution
 from steerserve.worker.rows.lens import Lens
 from steerserve.worker.rows.lens_files import LensFile, check_lens
@@ -235,14 +235,7 @@ def pooling_rows(request: m.Request, model: Checkpoint | Encoder, context: int) 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens).
     """
-    rows = []
-    prompts = _prompts(request)
-    for index, prompt in enumerate(prompts):
-        with NamedPrompt(prompts, index, "input") as where:
-            ids = _ids(prompt, model, "INVALID_PARAMETER")
-            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
-            rows.append(BatchRow(request.id, index, ids, m.Suppressed(), Pooling(), where=where))
-    return rows
+    return _unsteered_rows(request, model, context, lambda _: Pooling(), "input")
 
 
 def lens_rows(
@@ -427,15 +420,11 @@ def states_rows(
             tokens, or without a position that counts.
     """
     sites = [find(model.model, model.layers, goal.site, layer) for layer in goal.layers]
-    rows = []
-    prompts = _prompts(request)
-    for index, prompt in enumerate(prompts):
-        with NamedPrompt(prompts, index, "text") as where:
-            ids = _ids(prompt, model, "INVALID_PARAMETER")
-            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
-            states = States(sites, positions_read(goal.places, prompt, model.special_tokens))
-        rows.append(BatchRow(request.id, index, ids, m.Suppressed(), states, where=where))
-    return rows
+
+    def states(prompt: m.Tokens) -> States:
+        return States(sites, positions_read(goal.places, prompt, model.special_tokens))
+
+    return _unsteered_rows(request, model, context, states)
 
 
 def activation_rows(
@@ -453,15 +442,11 @@ def activation_rows(
     """
     sites = [saes.find(key).site for key in goal.keys]
     encoders = [saes.sae(key) for key in goal.keys]
-    rows = []
-    prompts = _prompts(request)
-    for index, prompt in enumerate(prompts):
-        with NamedPrompt(prompts, index, "text") as where:
-            ids = _ids(prompt, model, "INVALID_PARAMETER")
-            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
-            reading = ActivationReading(sites, encoders, counted(prompt, model.special_tokens))
-        rows.append(BatchRow(request.id, index, ids, m.Suppressed(), reading, where=where))
-    return rows
+
+    def reading(prompt: m.Tokens) -> ActivationReading:
+        return ActivationReading(sites, encoders, counted(prompt, model.special_tokens))
+
+    return _unsteered_rows(request, model, context, reading)
 
 
 def part_rows(
@@ -476,8 +461,7 @@ def part_rows(
     prompts = _prompts(request)
     for index, prompt in enumerate(prompts):
         with NamedPrompt(prompts, index, "text") as where:
-            ids = _ids(prompt, model, "INVALID_PARAMETER")
-            max_tokens(m.Sampling(max_tokens=0), len(ids), context)
+            ids = _read_ids(prompt, model, context)
             row = BatchRow(request.id, index, ids, request.plan, PartReading(), where=where)
             row.steering = _steering(row, prompt, model)
             row.parts = _parts(request, row, model, saes)
@@ -504,15 +488,45 @@ def patch_rows(
     return [BatchRow(request.id, 0, base, m.Suppressed(), patching)]
 
 
+def _unsteered_rows(
+    request: m.Request,
+    model: Checkpoint | Encoder,
+    context: int,
+    make_goal: Callable[[m.Tokens], RowGoal],
+    field: str = "text",
+) -> list[BatchRow]:
+    """One unsteered row per prompt, whose texts are named by `field` in refusals.
+
+    Raises:
+        Refusal: as `_read_ids`, and as `make_goal`.
+    """
+    rows = []
+    prompts = _prompts(request)
+    for index, prompt in enumerate(prompts):
+        with NamedPrompt(prompts, index, field) as where:
+            ids, goal = _read_ids(prompt, model, context), make_goal(prompt)
+        rows.append(BatchRow(request.id, index, ids, m.Suppressed(), goal, where=where))
+    return rows
+
+
 def _read(prompt: m.Tokens, model: Checkpoint, context: int) -> list[int]:
+    """The tokens of the one text of a request.
+
+    Raises:
+        Refusal: as `_read_ids`.
+    """
+    with NamedPrompt([prompt], 0, "text"):
+        return _read_ids(prompt, model, context)
+
+
+def _read_ids(prompt: m.Tokens, model: Checkpoint | Encoder, context: int) -> list[int]:
     """The tokens of a text that is only read.
 
     Raises:
         Refusal: CONTEXT_LENGTH_EXCEEDED, INVALID_PARAMETER (a text without tokens).
     """
-    with NamedPrompt([prompt], 0, "text"):
-        ids = _ids(prompt, model, "INVALID_PARAMETER")
-        max_tokens(m.Sampling(max_tokens=0), len(ids), context)
+    ids = _ids(prompt, model, "INVALID_PARAMETER")
+    max_tokens(m.Sampling(max_tokens=0), len(ids), context)
     return ids
 
 
