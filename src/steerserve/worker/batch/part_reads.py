@@ -1,11 +1,13 @@
-"""Gives the parts of rows the values that they read at attached SAEs and at sites: a pass copies them, and the parts
-get the copies after the pass."""
+"""Gives the goals and the parts of rows the values that they read at attached SAEs and at sites: a pass copies the
+values, and goals and parts get the copies after the pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from steerserve.worker.batch.planned import Pass
 from steerserve.worker.hooks.called_sites import PlaceName
 from steerserve.worker.hooks.places import Catch, Catches, SiteCatches, name_of
 from steerserve.worker.model.results import PassEnded, Status
+from steerserve.worker.rows.goals import StateReading
 from steerserve.worker.rows.rows import BatchRow
 
 
@@ -168,3 +171,36 @@ def _end_after(sites: Sequence[SiteCatches]) -> None:
             [counted(one) for one in site.before],
             [counted(one) for one in site.after],
         )
+
+
+@contextmanager
+def reading_states(
+    planned: Pass, *, is_alone: bool
+) -> Iterator[dict[int, list[Callable[[], None]]]]:
+    """While open, the pass copies the values of the sites that its rows read, at the tokens that it reads. Gives, by
+    the place of a row, what takes the copies in. In a pass of the batch padding follows the tokens; in a pass over one
+    row (`is_alone`) tokens that the model reads again may come before them. Where nobody reads the logits after a pass
+    of the batch, the last of the sites ends it."""
+    goals = {
+        place: cast(StateReading, row.goal)
+        for place, row in enumerate(planned.rows if planned.is_prefill else ())
+        if row.goal.sites
+    }
+    values: dict[int, list[Callable[[], None]]] = {place: [] for place in goals}
+    left = sum(len(goal.sites) for goal in goals.values())
+    may_end = planned.is_only_read and not is_alone
+
+    def catch(place: int, number: int, value: Tensor) -> None:
+        nonlocal left
+        size = len(planned.tokens[place])
+        span = slice(-size, None) if is_alone else slice(0, size)
+        values[place].append(goals[place].catch(number, value[place, span]))
+        left -= 1
+        if left == 0 and may_end:
+            raise PassEnded(Status.READ)
+
+    with ExitStack() as hooks:
+        for place, goal in goals.items():
+            for number, site in enumerate(goal.sites):
+                hooks.callback(site.watch(partial(catch, place, number)).remove)
+        yield values

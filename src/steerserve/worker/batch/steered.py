@@ -11,9 +11,8 @@ import torch
 
 from steerserve.rules.inference import stepping
 from steerserve.worker.batch.graphs import DecodeGraphs
-from steerserve.worker.batch.part_reads import PartReads
+from steerserve.worker.batch.part_reads import PartReads, reading_states
 from steerserve.worker.batch.planned import Pass
-from steerserve.worker.batch.states import reading_states
 from steerserve.worker.hooks.hooks import HookedSaes
 from steerserve.worker.hooks.places import Catches
 from steerserve.worker.model import kv
