@@ -44,15 +44,33 @@ class SiteValue:
             self.base, self.replaced = self.x, None
 
 
-class EditGroup:
+class RowGroup:
     """Edits of different rows that are made together: the k-th edit of each of these rows, all of one form.
 
-    `rows` are the places of the rows among those of the site. `sae` is the SAE whose features are edited. `is_masked`:
+    `rows` are the places of the rows among the `count` rows of the site; None where they are all of them. `is_masked`:
     some of the edits act at some positions only.
 
     `gate` is the part of the decisions of the site (`Gates`) that are those of the edits; None where no edit has a
     condition.
     """
+
+    def __init__(
+        self, members: Sequence[tuple[int, Part, Edit]], device: torch.device, count: int
+    ) -> None:
+        self.members = members
+        self.gate: slice | None = None
+        self.is_masked = any(
+            part.steering.mask(edit, 0, 1) is not None for _, part, edit in members
+        )
+        self.rows = index_of([row for row, _, _ in members], count, device)
+
+    def rows_of(self, value: Tensor) -> Tensor:
+        """The rows of the group, of a tensor with all rows of the site."""
+        return value if self.rows is None else value[self.rows]
+
+
+class EditGroup(RowGroup):
+    """Edits that move along directions. `sae` is the SAE whose features are edited."""
 
     def __init__(
         self,
@@ -62,14 +80,9 @@ class EditGroup:
         device: torch.device,
         count: int,
     ) -> None:
-        self.members = members
+        super().__init__(members, device, count)
         self.sae = sae
-        self.gate: slice | None = None
-        self.is_masked = any(
-            part.steering.mask(edit, 0, 1) is not None for _, part, edit in members
-        )
         edits = [edit for _, _, edit in members]
-        self.rows = index_of([row for row, _, _ in members], count, device)
         targets = [edit.target for edit in edits]
         columns = [
             [target.factor for target in targets],
@@ -105,10 +118,6 @@ class EditGroup:
                 written.append(raw if edit.is_added and edit.unit == RAW else unit)
         self.reads = torch.stack(units)
         self.writes = torch.stack(written)
-
-    def rows_of(self, value: Tensor) -> Tensor:
-        """The rows of the group, of a tensor with all rows of the site."""
-        return _of(self.rows, value)
 
     def make_edits(
         self, value: SiteValue, encoded: Encoded, span: Span, opened: Tensor | None
@@ -173,13 +182,9 @@ class EditGroup:
         )
 
 
-class ReplaceGroup:
-    """Edits of different rows that are made together and replace values of the site, or go a part of the way.
-
-    `heads` is the number of heads of the site; 0 where it has none. The other attributes are those of `EditGroup`.
-    """
-
-    is_added = False
+class ReplaceGroup(RowGroup):
+    """Edits that replace values of the site, or go a part of the way. `heads` is the number of heads of the site; 0
+    where it has none."""
 
     def __init__(
         self,
@@ -188,13 +193,8 @@ class ReplaceGroup:
         heads: int,
         count: int,
     ) -> None:
-        self.members = members
-        self.gate: slice | None = None
-        self.is_masked = any(
-            part.steering.mask(edit, 0, 1) is not None for _, part, edit in members
-        )
+        super().__init__(members, device, count)
         self._device = device
-        self.rows = index_of([row for row, _, _ in members], count, device)
         values, firsts, ways, columns = [], [0], [], []
         for _, _, edit in members:
             assert isinstance(edit.at, Direction)
@@ -232,14 +232,17 @@ class ReplaceGroup:
 
         def moved() -> tuple[Tensor, Tensor]:
             """The rows before and after the edits."""
-            before = _of(self.rows, base) + _of(self.rows, done)
+            before = self.rows_of(base) + self.rows_of(done)
             return before, torch.where(places, before + self._ways * (source - before), before)
 
         if self._has_part:
             before, after = moved()
             part = places & ~self._is_whole if self._has_whole else places
             change = torch.where(part, after - before, before.new_zeros(()))
-            value.change = _added(value.change, self.rows, change)
+            if self.rows is None:
+                value.change = value.change + change
+            else:
+                value.change = value.change.index_add(0, self.rows, change)
         if self._has_whole:
             whole = places & self._is_whole if self._has_part else places
             value.put(_in_all(self.rows, source, value.x), _in_all(self.rows, whole, value.x))
@@ -258,16 +261,6 @@ class ReplaceGroup:
             rows = source_rows(part, edit, edit.source, span, tokens)
             found.append([first + row for row in rows])
         return torch.tensor(found, device=self._device)
-
-
-def _of(rows: Tensor | None, value: Tensor) -> Tensor:
-    """These rows of a value; all where that is None."""
-    return value if rows is None else value[rows]
-
-
-def _added(value: Tensor, rows: Tensor | None, change: Tensor) -> Tensor:
-    """The value with a change of these rows."""
-    return value + change if rows is None else value.index_add(0, rows, change)
 
 
 def _in_all(rows: Tensor | None, some: Tensor, like: Tensor) -> Tensor:
