@@ -375,12 +375,12 @@ def _gradient_goal(
             f"method: there are no gradients where {why}; `direct` does not need them",
         )
     steps = goal.steps if goal.method == "integrated" else 1
-    for field, count, most in (
-        ("position", len(ids), bounds.ATTRIBUTION_TOKENS),
-        ("over", (len(ids) - first) * steps, bounds.ATTRIBUTION_POSITIONS),
+    read = (len(ids) - first) * steps
+    for field, what, count, most in (
+        ("position", "tokens up to the position", len(ids), bounds.ATTRIBUTION_TOKENS),
+        ("over", "positions times steps", read, bounds.ATTRIBUTION_POSITIONS),
     ):
         if count > most:
-            what = "tokens up to the position" if field == "position" else "positions times steps"
             raise Refusal(
                 "INVALID_PARAMETER",
                 f"{field}: the method {goal.method} would read {count} {what}; at most {most}",
@@ -388,11 +388,11 @@ def _gradient_goal(
                 count=count,
                 maximum=most,
             )
-    is_between = site.name == RESID_POST
-    layer = goal.layer + 1 if is_between else goal.layer
+    inner = None if site.name == RESID_POST else site
+    layer = goal.layer + 1 if inner is None else goal.layer
     tail.check_memory(model, layer, len(ids), len(ids) - first)
     sites = [site, find(model.model, model.layers, RESID_POST, model.layers - 1)]
-    if not is_between:
+    if inner is not None:
         sites.append(find(model.model, model.layers, RESID_PRE, layer))
     return GradientAttribution(
         sites,
@@ -404,9 +404,7 @@ def _gradient_goal(
         first=first,
         method=goal.method,
         steps=steps,
-        open_tail=lambda stream: Tail(
-            model, layer, None if is_between else site, ids, stream, first
-        ),
+        open_tail=lambda stream: Tail(model, layer, inner, ids, stream, first),
     )
 
 
