@@ -103,8 +103,8 @@ def saelens(
         folder / "cfg.json",
         {
             "architecture": kind,
-            "d_in": p["b_dec"].shape[0],
-            "d_sae": p["W_dec"].shape[0],
+            "d_in": D_IN if "b_dec" not in p else p["b_dec"].shape[0],
+            "d_sae": D_SAE if "W_dec" not in p else p["W_dec"].shape[0],
             "dtype": str(dtype).removeprefix("torch."),
             "device": "cpu",
             "apply_b_dec_to_input": False,

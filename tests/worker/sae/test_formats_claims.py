@@ -213,6 +213,7 @@ def test_a_file_means_the_same_as_its_folder(tmp_path: Path) -> None:
     file = f"{written.path}/params.npz"
     alone = formats.inspect(SaeSource(file, f"{written.name}/params.npz"))
     assert alone == formats.inspect(written.source())
+    assert alone.size_bytes == Path(file).stat().st_size
     local = formats.inspect(SaeSource(file, file))
     assert (local.layer, local.l0, local.site) == (20, 71, None)
 

@@ -22,41 +22,43 @@ from tests.worker.sae.computed import refused
 # ---------------------------------------------------------------- damage
 
 
+MISSHAPEN: dict[tuple[str, str], tuple[int, ...]] = {
+    ("standard", "W_dec"): (D_SAE,),
+    ("jumprelu", "W_enc"): (D_IN, D_SAE + 1),
+    ("jumprelu", "W_dec"): (D_SAE, D_IN, 1),
+    ("jumprelu", "b_enc"): (D_SAE - 1,),
+    ("jumprelu", "b_dec"): (1, D_IN),
+    ("jumprelu", "threshold"): (3,),
+    **{("gated", part): (D_SAE - 1,) for part in ("b_gate", "b_mag", "r_mag")},
+}
+"""A shape that does not fit, for each tensor of each kind."""
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("part", ["W_enc", "b_enc", "W_dec", "b_dec", "threshold"])
+@pytest.mark.parametrize(("kind", "part"), MISSHAPEN)
 def test_numbers_that_are_not_finite_are_refused_by_name(
-    tmp_path: Path, part: str, value: float
+    tmp_path: Path, kind: str, part: str, value: float
 ) -> None:
-    p = disk.arrays("jumprelu")
+    p = disk.arrays(kind)
     p[part].flat[7] = value
-    refusal = refused(disk.gemma_scope(tmp_path, p=p).source())
+    refusal = refused(disk.saelens(tmp_path, kind, p=p).source())
     assert refusal.code == "SAE_LOAD_FAILED"
     assert part in refusal.message
 
 
-MISSHAPEN: dict[str, np.ndarray | None] = {
-    "W_enc": np.zeros((D_IN, D_SAE + 1), np.float32),
-    "W_dec": np.zeros((D_SAE, D_IN, 1), np.float32),
-    "b_enc": np.zeros(D_SAE - 1, np.float32),
-    "b_dec": np.zeros((1, D_IN), np.float32),
-    "threshold": np.zeros(3, np.float32),
-}
-
-
-@pytest.mark.parametrize("part", MISSHAPEN)
+@pytest.mark.parametrize(("kind", "part"), MISSHAPEN)
 @pytest.mark.parametrize("read", [formats.inspect, formats.load])
 def test_a_misshapen_or_missing_tensor_is_refused_by_name(
-    tmp_path: Path, part: str, read: Callable[[SaeSource], object]
+    tmp_path: Path, kind: str, part: str, read: Callable[[SaeSource], object]
 ) -> None:
-    p = disk.arrays("jumprelu")
-    misshapen = disk.gemma_scope(tmp_path / "a", p=p | {part: MISSHAPEN[part]})
+    p = disk.arrays(kind)
+    wrong = p | {part: np.zeros(MISSHAPEN[kind, part], np.float32)}
+    misshapen = disk.saelens(tmp_path / "a", kind, p=wrong, d_in=D_IN, d_sae=D_SAE)
     assert refused(misshapen.source(), read).code == "SAE_LOAD_FAILED"
     without = {name: array for name, array in p.items() if name != part}
-    missing = disk.gemma_scope(tmp_path / "b", p=without)
-    if part != "threshold":
-        assert part in refused(missing.source(), read).message
-    else:
-        assert "threshold" in refused(missing.source()).message
+    missing = disk.saelens(tmp_path / "b", kind, p=without, d_in=D_IN, d_sae=D_SAE)
+    # what is inspected may lack a threshold, which can be given
+    assert part in refused(missing.source(), formats.load if part == "threshold" else read).message
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool])
