@@ -411,11 +411,10 @@ class Bench:
         prompts: Sequence[str | Tokens],
         layers: list[int],
         places: Places,
-        site: str = sites.RESID_POST,
     ) -> list[BatchRow]:
-        """Add a request for the values of a site at several layers; its rows, in the order of the texts."""
+        """Add a request for the stream after several layers; its rows, in the order of the texts."""
         prompted = [tokens(self.model, one) if isinstance(one, str) else one for one in prompts]
-        goal = ReadStates(layers=layers, site=site, places=places)
+        goal = ReadStates(layers=layers, site=sites.RESID_POST, places=places)
         command = asking.read(request, prompted, goal)
         rows = states_rows(command, goal, self.model, self.context)
         self.batch.add(shortest_first(rows), is_seeded=False)

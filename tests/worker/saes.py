@@ -95,25 +95,6 @@ def write(folder: Path, config: dict[str, Any], tensors: Arrays) -> Path:
     return folder
 
 
-def reference(
-    x: np.ndarray,
-    p: Arrays,
-    kind: str,
-    *,
-    normalisation: str = "none",
-    subtract: bool = False,
-    k: int = K,
-    rescale: bool = False,
-) -> tuple[np.ndarray, np.ndarray]:
+def reference(x: np.ndarray, p: Arrays, kind: str) -> tuple[np.ndarray, np.ndarray]:
     """Activations [n, d_sae] and reconstruction [n, d_in] of x [n, d_in], in float64."""
-    return compute(
-        x,
-        p,
-        How(
-            "relu" if kind == "standard" else kind,
-            k=k,
-            subtract=subtract,
-            normalisation=normalisation,
-            scale_by_norm=rescale,
-        ),
-    )
+    return compute(x, p, How("relu" if kind == "standard" else kind, k=K))

@@ -77,9 +77,6 @@ def test_a_batch_top_k_without_a_threshold_is_told(tmp_path: Path) -> None:
     )
 
 
-UNLABELLED: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], How]] = {}
-
-
 def named(names: tuple[str, str, str, str], turned: tuple[bool, bool]) -> dict[str, torch.Tensor]:
     p = disk.arrays()
     arrays = [
