@@ -22,7 +22,6 @@ from steerserve.worker.sae import sites
 from steerserve.worker.sae.sites import Site
 from tests.worker.running import (
     Bench,
-    alone,
     generated,
     hooked,
     random_sae,
@@ -218,20 +217,6 @@ def residuals(model: Checkpoint, text: str) -> list[Tensor]:
     return [value[0] for value in found]
 
 
-def test_the_tuple_and_the_tensor_output_are_both_covered(loaded: Loaded) -> None:
-    kinds = {}
-    for variant in ("llama", "falcon"):
-        model = loaded(variant)
-        seen: list[type] = []
-        handle = site_of(model).module.register_forward_hook(
-            lambda _, __, output, seen=seen: seen.append(type(output))
-        )
-        model.model(input_ids=torch.tensor([[5, 6]]))
-        handle.remove()
-        kinds[variant] = seen[0]
-    assert kinds == {"llama": Tensor, "falcon": tuple}
-
-
 def test_each_row_of_a_pass_gets_its_own_delta(llama: Checkpoint) -> None:
     before: list[Tensor] = []
     after: list[Tensor] = []
@@ -324,10 +309,6 @@ def logits_of(model: Checkpoint) -> Tensor:
     return torch.stack([first, second])
 
 
-def test_steering_changes_the_text(llama: Checkpoint) -> None:
-    assert steered_alone(llama, words(30), overlay(ONE)) != generated(llama, words(30), 16)
-
-
 # ---------------------------------------------------------------- neighbours
 
 
@@ -356,16 +337,6 @@ def test_a_suppressed_row_beside_steered_ones_is_unsteered(llama: Checkpoint) ->
         bench.run()
     assert suppressed.tokens == generated(llama, words(20), 16)
     assert followed.tokens != generated(llama, words(25), 16)
-
-
-@pytest.mark.parametrize("variant", ["llama", "falcon", "gemma3"])
-def test_the_cache_changes_nothing_in_a_steered_text(loaded: Loaded, variant: str) -> None:
-    model = loaded(variant)
-    cached = steered_alone(model, words(30), overlay(ONE))
-    delta = delta_of(ONE)
-    with hooked(site_of(model), lambda hidden: hidden + delta):
-        uncached = recomputed(model, words(30), 16)
-    assert cached == uncached
 
 
 def test_seeded_rows_are_steered_like_others(llama: Checkpoint) -> None:
@@ -586,10 +557,6 @@ def test_an_sae_attached_anew_under_a_key_steers_by_its_own_rows(llama: Checkpoi
         answer = bench.ask(2, words(20), plan=overlay(ONE))
         bench.run()
     assert answer.tokens != first
-
-
-def test_a_model_alone_is_what_generate_gives(llama: Checkpoint) -> None:
-    assert alone(llama, words(20)).tokens == generated(llama, words(20), 16)
 
 
 @pytest.mark.parametrize("variant", ["llama"])
