@@ -16,10 +16,12 @@ from tests.parts.activations.test_row import (
     test_two_requests_may_read_the_same_sae_in_different_ways,
 )
 from tests.worker.batch.test_batch import (
-    test_a_row_cancelled_while_decoding_leaves_its_neighbours_unchanged,
     test_an_idle_batch_holds_no_memory,
     test_cancelling_a_request_takes_all_its_choices_and_memory,
     test_rows_without_room_wait_and_all_finish_with_their_own_text,
+)
+from tests.worker.batch.test_batch import (
+    test_no_order_of_joining_and_cancelling_changes_a_text as check_cancelling,
 )
 from tests.worker.batch.test_batch import (
     test_rows_that_join_and_leave_give_the_text_of_generate as check_joining,
@@ -70,7 +72,6 @@ __all__ = [
     "test_32_requests_with_32_overlays_share_every_pass_and_write_what_each_writes_alone",
     "test_a_choice_that_ended_is_recorded_at_the_last_token_that_was_read",
     "test_a_disabled_live_state_takes_a_stale_overlay_along",
-    "test_a_row_cancelled_while_decoding_leaves_its_neighbours_unchanged",
     "test_a_seeded_text_is_the_same_alone_and_in_a_crowd",
     "test_a_suppressed_row_beside_steered_ones_is_unsteered",
     "test_a_tap_after_steering_reads_the_edited_value",
@@ -135,6 +136,12 @@ def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("variant", ["llama", "falcon", "gemma3", "gpt_oss"])
 def test_rows_that_join_and_leave_give_the_text_of_generate(loaded: Loaded, variant: str) -> None:
     check_joining(loaded, variant)
+
+
+def test_no_order_of_joining_and_cancelling_changes_a_text(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_cancelling(loaded, "llama", 1, monkeypatch)
 
 
 def test_random_edits_are_what_a_plain_model_does_by_hand(loaded: Loaded) -> None:
