@@ -3,13 +3,14 @@ needs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers.utils import logging as transformers_logging
 
+from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
 from steerserve.worker.model import native
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests.worker import models
@@ -83,3 +84,11 @@ def tapeable(loaded_plainly: Loaded, monkeypatch: pytest.MonkeyPatch) -> Loaded:
 @pytest.fixture
 def llama(loaded: Loaded) -> Checkpoint:
     return loaded("llama")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[CheckpointEngine]:
+    """An engine process without a model."""
+    started = await Launcher("CRITICAL", "json").launch()
+    yield started
+    await started.stop()

@@ -678,6 +678,41 @@ def site_of(model: Checkpoint, layer: int = 0, site: str = sites.RESID_POST) -> 
 
 
 @contextmanager
+def logits_edited(model: Checkpoint, edit: Callable[[Tensor], None]) -> Iterator[None]:
+    """While open, `edit` changes the logits [rows, T, vocabulary] of every pass in place."""
+
+    def after(_: Any, __: Any, output: Tensor) -> Tensor:
+        changed = output.clone()
+        edit(changed)
+        return changed
+
+    handle = model.model.get_output_embeddings().register_forward_hook(after)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def logits_noted(model: Checkpoint) -> Iterator[list[Tensor]]:
+    """While open, the logits [rows, T, vocabulary] of every pass are copied."""
+    noted: list[Tensor] = []
+    with logits_edited(model, lambda logits: noted.append(logits.clone())):
+        yield noted
+
+
+def states_of(
+    model: Checkpoint, ids: list[int], layer: int = 0, site: str = sites.RESID_POST
+) -> Tensor:
+    """The values [T, width] of a site, by one plain pass over these tokens."""
+    found: list[Tensor] = []
+    handle = site_of(model, layer, site).hook(lambda value: found.append(value[0].clone()))
+    model.model(input_ids=torch.tensor([ids]), use_cache=False)
+    handle.remove()
+    return found[0]
+
+
+@contextmanager
 def hooked(site: sites.Site, edit: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
     """A hook of the test's own, independent of the engine's, at the same place. Queries, keys and values are not the
     input or the output of a module, so they have the engine's hook."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from steerserve import demo
 from steerserve import messages as m
-from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
+from steerserve.engines.checkpoint.client import CheckpointEngine
 from steerserve.rules.units import MIB
 from steerserve.worker import memory
 from steerserve.worker.batch import apart, group
@@ -297,13 +297,6 @@ def test_a_load_that_runs_out_of_memory_says_so(
 
 
 # ---------------------------------------------------------------- measured, and given back when idle
-
-
-@pytest.fixture
-async def engine(folder: Callable[[str], Path]) -> AsyncIterator[CheckpointEngine]:
-    engine = await Launcher("CRITICAL", "json").launch()
-    yield engine
-    await engine.stop()
 
 
 async def test_a_host_has_no_cards_to_measure_but_tells_what_it_holds(

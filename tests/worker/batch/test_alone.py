@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,26 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from steerserve.errors import Refusal
 from steerserve.messages import Echo, Overlay, ReadStatistics
 from steerserve.parts.activations.form import Tap
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.plain import Memory
+from tests.refusals import refusal_of
 from tests.worker.models import ALONE, save
 from tests.worker.running import (
     Bench,
     alone,
     generated,
     hooked,
+    logits_noted,
     next_logits,
     open_checkpoint,
     passed,
     random_sae,
     recomputed,
     site_of,
+    states_of,
     words,
 )
 
@@ -52,30 +53,8 @@ KINDS = ["bloom", "gpt_neo", "mamba", "jamba", "recurrent_gemma", "openai_gpt"]
 """A bias, a mask, and a recurrent state of their own; both kinds of layers; states in modules; no cache at all."""
 
 
-@contextmanager
-def counted(model: Checkpoint) -> Iterator[list[int]]:
-    """The number of rows of each pass while open."""
-    rows: list[int] = []
-    handle = model.model.get_output_embeddings().register_forward_hook(
-        lambda *of_pass: rows.append(of_pass[-1].shape[0])
-    )
-    try:
-        yield rows
-    finally:
-        handle.remove()
-
-
 def delta() -> Tensor:
     return sum((value * SAE.W_dec[i] for i, value in ONE.items()), torch.zeros(32))
-
-
-def states(model: Checkpoint, tokens: list[int]) -> Tensor:
-    """The values [T, width] after layer 0, by one plain pass."""
-    found: list[Tensor] = []
-    handle = site_of(model).hook(lambda value: found.append(value[0].clone()))
-    model.model(input_ids=torch.tensor([tokens]), use_cache=False)
-    handle.remove()
-    return found[0]
 
 
 @pytest.mark.parametrize("variant", ALONE)
@@ -84,7 +63,7 @@ def test_rows_that_take_turns_give_the_text_of_generate(loaded: Loaded, variant:
     assert model.row_steps.are_batched is (variant == LONG)
     assert "one at a time" in model.row_steps.reason
     bench, answers = Bench(model), []
-    with counted(model) as rows:
+    with logits_noted(model) as passes:
         for step in range(8):
             for number, (joins, prompt, limit) in enumerate(STAGGERED):
                 if joins == step:
@@ -92,7 +71,7 @@ def test_rows_that_take_turns_give_the_text_of_generate(loaded: Loaded, variant:
             bench.step()
         bench.run()
     assert not bench.refused
-    assert variant == LONG or set(rows) == {1}
+    assert variant == LONG or {len(logits) for logits in passes} == {1}
     for answer, (_, prompt, limit) in zip(answers, STAGGERED, strict=True):
         assert answer.tokens == generated(model, prompt, limit)
 
@@ -121,10 +100,9 @@ def test_what_a_row_holds_is_found_for_each_kind(loaded: Loaded) -> None:
 
 
 def test_a_model_whose_later_tokens_change_earlier_ones_is_refused(loaded: Loaded) -> None:
-    with pytest.raises(Refusal) as refused:
-        loaded("bert")
-    assert refused.value.code == "MODEL_LOAD_FAILED"
-    assert "later tokens change" in refused.value.message
+    refusal = refusal_of(loaded, "bert")
+    assert refusal.code == "MODEL_LOAD_FAILED"
+    assert "later tokens change" in refusal.message
 
 
 def test_a_model_with_a_weight_that_is_nan_is_refused_with_the_token(tmp_path: Path) -> None:
@@ -133,11 +111,10 @@ def test_a_model_with_a_weight_that_is_nan_is_refused_with_the_token(tmp_path: P
     tensors = load_file(file)
     tensors["lm_head.weight"][30] = torch.nan
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(Refusal) as refused:
-        open_checkpoint(tmp_path)
-    assert refused.value.code == "MODEL_LOAD_FAILED"
-    assert "NaN as the logit of 1 of" in refused.value.message
-    assert "token 30" in refused.value.message
+    refusal = refusal_of(open_checkpoint, tmp_path)
+    assert refusal.code == "MODEL_LOAD_FAILED"
+    assert "NaN as the logit of 1 of" in refusal.message
+    assert "token 30" in refusal.message
 
 
 @pytest.mark.parametrize("variant", ["bloom", "mamba"])
@@ -148,9 +125,9 @@ def test_a_prompt_is_read_in_parts_only_where_that_is_right(
     model = loaded(variant)
     bench = Bench(model)
     answer = bench.ask(1, words(100), max_tokens=6)
-    with counted(model) as rows:
+    with logits_noted(model) as passes:
         bench.step()
-        parts = len(rows)
+        parts = len(passes)
         while not answer.pieces:
             bench.step()
             parts += 1
@@ -178,6 +155,11 @@ def test_a_row_is_steered_at_every_position_beside_rows_that_are_not(
     assert steered.tokens != plain.tokens
 
 
+def last_of(passes: list[Tensor]) -> Tensor:
+    """The last logits of each pass."""
+    return torch.cat([logits[:, -1] for logits in passes])
+
+
 @pytest.mark.parametrize("variant", KINDS)
 def test_values_of_zero_change_no_bit(loaded: Loaded, variant: str) -> None:
     found = []
@@ -186,28 +168,15 @@ def test_values_of_zero_change_no_bit(loaded: Loaded, variant: str) -> None:
         with bench.attached(KEY, SAE):
             plan = None if values is None else Overlay(0, {KEY: values})
             bench.ask(1, words(30), plan=plan, max_tokens=4)
-            with logits(bench.model) as seen:
+            with logits_noted(bench.model) as seen:
                 bench.run()
-        found.append(torch.cat(seen))
+        found.append(last_of(seen))
     bench = Bench(loaded(variant))
     bench.ask(1, words(30), max_tokens=4)
-    with logits(bench.model) as seen:
+    with logits_noted(bench.model) as seen:
         bench.run()
-    assert torch.equal(found[0], torch.cat(seen))
-    assert torch.equal(found[1], torch.cat(seen))
-
-
-@contextmanager
-def logits(model: Checkpoint) -> Iterator[list[Tensor]]:
-    """The last logits of each pass while open."""
-    seen: list[Tensor] = []
-    handle = model.model.get_output_embeddings().register_forward_hook(
-        lambda *of_pass: seen.append(of_pass[-1][:, -1].clone())
-    )
-    try:
-        yield seen
-    finally:
-        handle.remove()
+    assert torch.equal(found[0], last_of(seen))
+    assert torch.equal(found[1], last_of(seen))
 
 
 @pytest.mark.parametrize("variant", KINDS)
@@ -221,7 +190,7 @@ def test_each_token_is_tapped_and_monitored_once(loaded: Loaded, variant: str) -
         bench.run()
         statistics = bench.monitor.read(ReadStatistics(9, None))
     tokens = passed(answer)
-    truth = SAE.encode(states(model, tokens))
+    truth = SAE.encode(states_of(model, tokens))
     assert [reading.position for reading in bench.readings[1]] == list(range(len(tokens)))
     for reading in bench.readings[1]:
         values = torch.zeros(SAE.d_sae)
@@ -318,9 +287,9 @@ def test_rows_of_the_first_range_share_passes_beside_longer_ones(loaded: Loaded)
     short = [bench.ask(i, words(12, i), max_tokens=30) for i in range(3)]
     bench.step(3)
     long = bench.ask(9, words(150), max_tokens=30)
-    with counted(model) as rows:
+    with logits_noted(model) as passes:
         bench.run()
-    assert {1, 3} <= set(rows)
+    assert {1, 3} <= {len(logits) for logits in passes}
     for i, answer in enumerate(short):
         assert answer.tokens == generated(model, words(12, i), 30)
     assert long.tokens == generated(model, words(150), 30)
@@ -346,7 +315,7 @@ def test_a_text_is_steered_and_tapped_across_the_end_of_the_first_range(loaded: 
     tokens = passed(answer)
     assert len(answer.row.prompt) < 64 < len(tokens)
     assert [reading.position for reading in bench.readings[1]] == list(range(len(tokens)))
-    last = SAE.encode(states(model, tokens))[-1]
+    last = SAE.encode(states_of(model, tokens))[-1]
     found = torch.zeros(SAE.d_sae)
     for index, value in bench.readings[1][-1].features:
         found[index] = value

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerFast
 
 from steerserve import messages as m
-from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
+from steerserve.engines.checkpoint.client import CheckpointEngine
 from steerserve.errors import Refusal
 from steerserve.messages import Embed, Embedded, Refused, Text, Tokens
 from steerserve.rules.steering.live import Live
@@ -27,6 +27,7 @@ from steerserve.worker.batch.passes import Passes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
 from tests import asking
+from tests.refusals import refusal_of
 from tests.worker.models import CONTEXT
 from tests.worker.running import FIELDS, Bench, generated, random_sae, site_of, vector_of, words
 from tests.worker.saes import arrays, attaching, config_v6, write
@@ -128,9 +129,7 @@ def test_a_text_may_fill_the_context(llama: Checkpoint) -> None:
     bench.embed(1, "", ids=ids[:-1])
     bench.run()
     assert close(bench.vectors[1, 0], mean_of(llama, ids[:-1]))
-    with pytest.raises(Refusal) as refused:
-        bench.embed(2, "", ids=ids)
-    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert refusal_of(bench.embed, 2, "", ids=ids).code == "CONTEXT_LENGTH_EXCEEDED"
 
 
 @pytest.mark.parametrize("part", [16, 1024])
@@ -167,9 +166,8 @@ def test_a_text_that_cannot_be_embedded_is_refused_by_the_name_of_its_field(
     llama: Checkpoint, texts: str | list[str], code: str, param: str
 ) -> None:
     bench = Bench(llama)
-    with pytest.raises(Refusal) as refused:
-        bench.embed(1, texts)
-    assert (refused.value.code, refused.value.param) == (code, param)
+    refusal = refusal_of(bench.embed, 1, texts)
+    assert (refusal.code, refusal.param) == (code, param)
     assert bench.batch.is_idle
 
 
@@ -351,10 +349,9 @@ def test_an_encoder_takes_texts_up_to_its_last_position(encoding: Encoding, kind
     text = text_of_length(model, longest)
     found = embed_with(model, ["a", text])
     assert close(found[1], encoder_mean(model, text))
-    with pytest.raises(Refusal) as refused:
-        embed_with(model, [text + "x"])
-    assert refused.value.code == "CONTEXT_LENGTH_EXCEEDED"
-    assert refused.value.details["max_context_tokens"] == longest
+    refusal = refusal_of(embed_with, model, [text + "x"])
+    assert refusal.code == "CONTEXT_LENGTH_EXCEEDED"
+    assert refusal.details["max_context_tokens"] == longest
 
 
 def test_the_limit_that_the_tokenizer_names_counts_where_it_is_lower(
@@ -482,14 +479,6 @@ def test_a_broken_pass_of_an_encoder_refuses_its_requests_and_the_next_is_served
 
 
 # ---------------------------------------------------------------- through a real engine process
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[CheckpointEngine]:
-    """An engine without a model."""
-    started = await Launcher("CRITICAL", "json").launch()
-    yield started
-    await started.stop()
 
 
 async def vectors(engine: CheckpointEngine, texts: list[str]) -> tuple[m.Started, list[Tensor]]:

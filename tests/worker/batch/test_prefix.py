@@ -26,6 +26,7 @@ from tests.worker.running import (
     Counted,
     altered,
     generated_after,
+    logits_noted,
     open_checkpoint,
     random_sae,
 )
@@ -328,13 +329,9 @@ def recorded(
     logits: list[Tensor] = []
     answers = []
     for request, (ids, seed) in enumerate(requests):
-        handle = bench.model.model.get_output_embeddings().register_forward_hook(
-            lambda _, __, output, seed=seed: logits.append(output.clone()) if seed else None
-        )
-        try:
+        with logits_noted(bench.model) as passes:
             answer, _ = bench.turn(request, ids, seed=seed, temperature=1.0 if seed else 0.0)
-        finally:
-            handle.remove()
+        logits += passes if seed else []
         answers.append(answer.tokens)
     return answers, logits
 

@@ -12,7 +12,7 @@ from steerserve.rules.inference.stepping import Tempo
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
 from steerserve.worker.model.checkpoint import Checkpoint
-from tests.worker.running import Answer, Bench, random_sae, words
+from tests.worker.running import Answer, Bench, logits_noted, random_sae, words
 
 PROMPT = words(30, 5)
 KEY = "sae@0"
@@ -50,15 +50,13 @@ def test_a_seeded_text_is_the_same_alone_and_in_a_crowd(llama: Checkpoint, top_p
 def test_seeded_rows_share_passes_where_the_model_allows_it(
     llama: Checkpoint, *, shares: bool
 ) -> None:
-    bench, rows = Bench(llama, shares_seeded=shares), []
+    bench = Bench(llama, shares_seeded=shares)
     bench.ask(1, PROMPT, seed=5, n=2, temperature=1.0, max_tokens=8)
     bench.ask(2, PROMPT, n=3, temperature=1.0, max_tokens=8)
-    handle = llama.model.get_output_embeddings().register_forward_hook(
-        lambda *of_pass: rows.append(of_pass[-1].shape[0])
-    )
-    bench.run()
-    handle.remove()
-    assert rows[:2] == ([5, -(-5 // llama.row_step) * llama.row_step] if shares else [3, 2])
+    with logits_noted(llama) as passes:
+        bench.run()
+    rows = [len(logits) for logits in passes[:2]]
+    assert rows == ([5, -(-5 // llama.row_step) * llama.row_step] if shares else [3, 2])
 
 
 def test_choices_that_are_stepped_apart_do_not_depend_on_the_speed_of_the_machine(

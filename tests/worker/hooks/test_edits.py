@@ -17,7 +17,6 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from steerserve.errors import Refusal
 from steerserve.messages import Follow, Overlay, Suppressed
 from steerserve.parts.activations.form import Tap
 from steerserve.rules.steering.edits import (
@@ -48,6 +47,7 @@ from steerserve.worker.rows.steering import RowSteering, TokenFacts
 from steerserve.worker.sae import sites
 from steerserve.worker.sae.canonical import GateWeights, Sae
 from tests import asking
+from tests.refusals import refusal_of
 from tests.worker import models
 from tests.worker.positions import drawn_positions, selected
 from tests.worker.running import (
@@ -520,9 +520,8 @@ def test_edits_are_refused_where_their_sae_their_site_or_their_position_is_missi
                 "INVALID_PARAMETER",
             ),
         ):
-            with pytest.raises(Refusal) as refused:
-                bench.steering.prepare(RowSteering(plan, prompt))
-            assert refused.value.code == code
+            refusal = refusal_of(bench.steering.prepare, RowSteering(plan, prompt))
+            assert refusal.code == code
 
 
 # ------------------------------------------------------------- positions and conditions

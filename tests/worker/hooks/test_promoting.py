@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from steerserve import messages as m
-from steerserve.errors import Refusal
 from steerserve.rules.sensing.promoting import unpacked
 from steerserve.worker.hooks import promoting
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.sae.canonical import Sae
+from tests.refusals import refusal_of
 from tests.worker.conftest import Loaded
 from tests.worker.model.test_unembedding import random_norm, reference
 from tests.worker.slices import finished
@@ -92,6 +92,4 @@ def test_what_cannot_be_asked_is_refused(
 ) -> None:
     whole = sae()
     held = Sae(whole.W_enc[:cut], whole.b_enc, whole.W_dec[:, :cut], whole.b_dec[:cut], "relu")
-    with pytest.raises(Refusal) as refused:
-        promote(loaded("llama"), held, features=features)
-    assert refused.value.code == code
+    assert refusal_of(promote, loaded("llama"), held, features=features).code == code

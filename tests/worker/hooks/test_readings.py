@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from steerserve.errors import Refusal
 from steerserve.messages import Overlay, Suppressed
 from steerserve.rules.steering.vector import Direction, packed
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests import asking
+from tests.refusals import refusal_of
 from tests.worker.running import Answer, Bench, hooked, next_logits, random_sae, site_of, words
 
 Loaded = Callable[[str], Checkpoint]
@@ -100,6 +100,4 @@ def test_a_direction_that_does_not_fit_is_refused(
     llama: Checkpoint, wrong: Direction, code: str
 ) -> None:
     bench = Bench(llama)
-    with pytest.raises(Refusal) as refused:
-        bench.ask(1, words(9), readings=(wrong,))
-    assert refused.value.code.startswith(code)
+    assert refusal_of(bench.ask, 1, words(9), readings=(wrong,)).code.startswith(code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -38,15 +38,18 @@ from steerserve.worker.live.counts import RunningCounts
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae.canonical import Sae
 from tests import asking
+from tests.refusals import refusal_of
 from tests.worker.running import (
     FIELDS,
     Answer,
     Bench,
     Counted,
     generated,
+    logits_noted,
     passed,
     random_sae,
     site_of,
+    states_of,
     words,
 )
 from tests.worker.saes import arrays, attaching, config_v6, reference, source, write
@@ -80,11 +83,7 @@ def bench_with_contexts(
 
 def states(model: Checkpoint, tokens: list[int], site: str = RESID_POST) -> np.ndarray:
     """The values [T, width] at a site of layer 0, by one plain pass."""
-    found: list[Tensor] = []
-    handle = site_of(model, 0, site).hook(lambda value: found.append(value[0].clone()))
-    model.model(input_ids=torch.tensor([tokens]), use_cache=False)
-    handle.remove()
-    return found[0].double().numpy()
+    return states_of(model, tokens, 0, site).double().numpy()
 
 
 def encoded(x: np.ndarray, sae: Sae = SAE) -> np.ndarray:
@@ -535,11 +534,10 @@ def test_features_that_were_named_are_told_even_if_they_never_fired(llama: Check
         bench.run()
         (found,) = statistics(bench, [11]).features
         every = statistics(bench).features
-        with pytest.raises(Refusal) as refused:
-            statistics(bench, [11, 48])
+        refusal = refusal_of(statistics, bench, [11, 48])
     assert found == m.FeatureCount(11, 4, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert 11 not in {f.feature_idx for f in every}
-    assert refused.value.code == "INVALID_FEATURE_INDEX"
+    assert refusal.code == "INVALID_FEATURE_INDEX"
 
 
 @pytest.mark.parametrize("cuts", [[1] * 50, [64, 1, 7, 128], [200]])
@@ -621,11 +619,9 @@ def test_a_feature_that_is_not_there_is_refused_and_changes_nothing(
     llama: Checkpoint, features: list[int]
 ) -> None:
     with monitored(Bench(llama)) as bench:
-        with pytest.raises(Refusal) as refused:
-            bench.watch(KEY, features, 5)
+        assert refusal_of(bench.watch, KEY, features, 5).code == "INVALID_FEATURE_INDEX"
         bench.ask(1, words(30), label="a")
         bench.run()
-    assert refused.value.code == "INVALID_FEATURE_INDEX"
     assert bench.records[0].fired > 2
 
 
@@ -686,9 +682,7 @@ def test_the_steered_sae_that_is_not_watched_may_go(llama: Checkpoint) -> None:
 
 def test_nothing_attached_is_nothing_to_watch(llama: Checkpoint) -> None:
     bench = Bench(llama)
-    with pytest.raises(Refusal) as refused:
-        bench.watch(KEY, None, 5)
-    assert refused.value.code == "SAE_NOT_ATTACHED"
+    assert refusal_of(bench.watch, KEY, None, 5).code == "SAE_NOT_ATTACHED"
     bench.watch(None)
     assert statistics(bench) == Statistics(9, [], 0, 0)
 
@@ -698,21 +692,14 @@ def test_nothing_attached_is_nothing_to_watch(llama: Checkpoint) -> None:
 
 def logits_of(model: Checkpoint, *, is_monitored: bool, **request: Any) -> list[Tensor]:
     """The logits of every pass over a labelled request that joins another."""
-    found: list[Tensor] = []
-    handle = model.model.get_output_embeddings().register_forward_hook(
-        lambda _, __, output: found.append(output.clone())
-    )
     bench = Bench(model, step_seconds=3600.0)  # a busy machine cuts the prompt no finer
-    try:
-        with bench.attached(KEY, SAE):
-            bench.watch(KEY if is_monitored else None, None, 5)
-            bench.ask(1, words(30), max_tokens=20, label="a")
-            bench.step(2)
-            bench.ask(2, words(40), label="b", **request)
-            bench.run()
-            assert bool(bench.records) == is_monitored
-    finally:
-        handle.remove()
+    with bench.attached(KEY, SAE), logits_noted(model) as found:
+        bench.watch(KEY if is_monitored else None, None, 5)
+        bench.ask(1, words(30), max_tokens=20, label="a")
+        bench.step(2)
+        bench.ask(2, words(40), label="b", **request)
+        bench.run()
+        assert bool(bench.records) == is_monitored
     return found
 
 
@@ -819,11 +806,9 @@ def test_a_pass_that_fails_leaves_nothing_observed(llama: Checkpoint) -> None:
 
 
 @pytest.fixture
-async def engine(folder: Callable[[str], Path]) -> AsyncIterator[CheckpointEngine]:
-    engine = await Launcher("CRITICAL", "json").launch()
+async def engine(engine: CheckpointEngine, folder: Callable[[str], Path]) -> CheckpointEngine:
     await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
-    yield engine
-    await engine.stop()
+    return engine
 
 
 async def test_an_engine_tells_records_before_the_answer_ends_and_what_it_counted(

@@ -14,7 +14,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from steerserve.errors import Refusal
 from steerserve.messages import (
     ArmedCircuit,
     ArmedCluster,
@@ -30,6 +29,7 @@ from steerserve.rules.residency.memory_needs import PREFILL_TOKENS
 from steerserve.worker.live import armed as armed_module
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.sae.canonical import Sae
+from tests.refusals import refusal_of
 from tests.worker.running import (
     Answer,
     Bench,
@@ -330,9 +330,8 @@ def test_a_feature_that_the_sae_does_not_have_is_refused_before_anything_is_arme
     with bench.attached(KEY, SAE):
         armed(bench)
         for index in (-1, SAE.d_sae):
-            with pytest.raises(Refusal) as refused:
-                armed(bench, members=[ClusterMember(index, 1.0)])
-            assert refused.value.code == "INVALID_FEATURE_INDEX"
+            refusal = refusal_of(armed, bench, members=[ClusterMember(index, 1.0)])
+            assert refusal.code == "INVALID_FEATURE_INDEX"
         answer = bench.ask(1, words(60), label="one", max_tokens=4)
         bench.run()
         check(llama, bench.spans[0], answer)

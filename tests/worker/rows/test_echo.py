@@ -17,7 +17,14 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows import goals as goals_module
 from tests.refusals import refusal_of
 from tests.worker.models import CONTEXT, VOCABULARY
-from tests.worker.running import Bench, generated, random_sae, words
+from tests.worker.running import (
+    Bench,
+    generated,
+    logits_edited,
+    logits_noted,
+    random_sae,
+    words,
+)
 
 Loaded = Callable[[str], Checkpoint]
 KINDS = "llama gpt2 gemma2 gemma3 qwen3 phi cohere granite opt".split()
@@ -168,20 +175,15 @@ def test_a_token_that_the_model_reads_and_never_writes_is_refused(
 def test_logits_that_are_no_numbers_refuse_their_own_prompt_only(
     llama: Checkpoint, value: float, at: int
 ) -> None:
-    def edit(_: Any, __: Any, output: Tensor) -> Tensor:
-        changed = output.clone()
-        if changed.shape[0] == 2 * 40:  # the tokens of both prompts
-            changed[at, 0, 7] = value
-        return changed
+    def edit(logits: Tensor) -> None:
+        if logits.shape[0] == 2 * 40:  # the tokens of both prompts
+            logits[at, 0, 7] = value
 
     bench = Bench(llama)
-    handle = llama.model.get_output_embeddings().register_forward_hook(edit)
-    try:
+    with logits_edited(llama, edit):
         bench.score(1, "", ids=list(range(5, 45)), echo=ECHO)
         bench.score(2, "", ids=list(range(9, 49)), echo=ECHO)
         bench.run()
-    finally:
-        handle.remove()
     assert {number: refusal.code for number, refusal in bench.refused.items()} == {
         1: "NON_FINITE_LOGITS"
     }
@@ -195,19 +197,11 @@ def test_logits_that_are_no_numbers_refuse_their_own_prompt_only(
 
 
 def test_a_token_without_a_chance_is_refused(llama: Checkpoint) -> None:
-    def edit(_: Any, __: Any, output: Tensor) -> Tensor:
-        changed = output.clone()
-        changed[..., 9] = -torch.inf
-        return changed
-
     bench = Bench(llama)
-    handle = llama.model.get_output_embeddings().register_forward_hook(edit)
-    try:
+    with logits_edited(llama, lambda logits: logits[..., 9].fill_(-torch.inf)):
         bench.score(1, "", ids=[5, 6, 9, 10], top=1, echo=ECHO)
         bench.score(2, "", ids=[5, 6, 7, 10], top=1, echo=ECHO)
         bench.run()
-    finally:
-        handle.remove()
     assert {number: refusal.code for number, refusal in bench.refused.items()} == {
         1: "NON_FINITE_LOGITS"
     }
@@ -237,15 +231,9 @@ def test_a_long_prompt_joins_no_pass_that_keeps_all_logits(
 ) -> None:
     monkeypatch.setattr(planned_module, "ECHO_LOGITS", 16 * VOCABULARY)
     monkeypatch.setattr(group_module, "PREFILL_TOKENS", 1024)
-    shapes: list[tuple[int, ...]] = []
-    handle = llama.model.get_output_embeddings().register_forward_hook(
-        lambda *of_pass: shapes.append(tuple(of_pass[-1].shape[:2]))
-    )
     bench = Bench(llama)
-    try:
+    with logits_noted(llama) as passes:
         bench.ask(1, "", ids=list(range(5, 65)), max_tokens=1)
         bench.score(2, "", ids=list(range(5, 45)), echo=ECHO)
         bench.run()
-    finally:
-        handle.remove()
-    assert shapes == [(1, 1), (16, 1), (16, 1), (8, 1)]
+    assert [logits.shape[:2] for logits in passes] == [(1, 1), (16, 1), (16, 1), (8, 1)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from steerserve import messages as m
-from steerserve.engines.checkpoint.client import Launcher
-from steerserve.errors import Refusal
+from steerserve.engines.checkpoint.client import CheckpointEngine
 from steerserve.messages import Scored, Tokens
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
@@ -28,6 +26,8 @@ from tests.worker.running import (
     Bench,
     altered,
     generated,
+    logits_edited,
+    logits_noted,
     next_logits,
     open_checkpoint,
     random_sae,
@@ -86,22 +86,6 @@ def scored(model: Checkpoint, prompt: str = words(30), **fields: Any) -> Scored:
     return bench.scores[1, 0]
 
 
-@contextmanager
-def logits_edited(model: Checkpoint, edit: Callable[[Tensor], None]) -> Iterator[None]:
-    """While open, `edit` changes the logits [rows, T, vocabulary] of every pass in place."""
-
-    def after(_: Any, __: Any, output: Tensor) -> Tensor:
-        changed = output.clone()
-        edit(changed)
-        return changed
-
-    handle = model.model.get_output_embeddings().register_forward_hook(after)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def put(row: int, values: dict[int, float]) -> Callable[[Tensor], None]:
     """An edit of one row of a prefill pass that has it."""
 
@@ -128,13 +112,11 @@ def test_prompts_of_different_lengths_are_scored_as_by_a_plain_pass(
 
 @pytest.mark.shows("scoring-mode.8")
 def test_each_prompt_is_scored_by_one_pass_and_nothing_is_generated(llama: Checkpoint) -> None:
-    bench, rows = Bench(llama), []
+    bench = Bench(llama)
     bench.score(1, list(PROMPTS))
-    head = llama.model.get_output_embeddings()
-    handle = head.register_forward_hook(lambda *of_pass: rows.append(of_pass[-1].shape[0]))
-    bench.run()
-    handle.remove()
-    assert len(bench.scores) == sum(rows) == len(PROMPTS)
+    with logits_noted(llama) as passes:
+        bench.run()
+    assert len(bench.scores) == sum(map(len, passes)) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("variant", IN_PARTS)
@@ -272,18 +254,12 @@ def test_each_prompt_of_a_request_is_scored_over_the_allowed_tokens(llama: Check
 # ---------------------------------------------------------------- refused before anything runs
 
 
-def refusal(ask: Callable[[], Any]) -> Refusal:
-    with pytest.raises(Refusal) as refused:
-        ask()
-    return refused.value
-
-
 @pytest.mark.parametrize("bad", [[VOCABULARY], [3, VOCABULARY + 7, 5]])
 def test_a_token_outside_the_vocabulary_is_refused_and_named(
     llama: Checkpoint, bad: list[int]
 ) -> None:
     bench = Bench(llama)
-    found = refusal(lambda: bench.score(1, words(30), allowed=bad))
+    found = refusal_of(lambda: bench.score(1, words(30), allowed=bad))
     assert (found.code, found.param) == ("INVALID_SCORING_REQUEST", "allowed_token_ids")
     assert str(max(bad)) in found.message
     assert bench.batch.is_idle
@@ -313,7 +289,7 @@ def test_a_prompt_without_tokens_is_refused_only_where_no_special_token_is_added
     chatty: Checkpoint,
 ) -> None:
     bench = Bench(chatty)
-    found = refusal(lambda: bench.score(1, "", special=False))
+    found = refusal_of(lambda: bench.score(1, "", special=False))
     assert found.code == "INVALID_SCORING_REQUEST"
     assert bench.batch.is_idle
     bench.score(2, "", special=True)
@@ -361,7 +337,7 @@ def test_a_prompt_that_cannot_be_scored_is_named_among_several(
     chatty: Checkpoint, prompts: list[str | Tokens], code: str, param: str
 ) -> None:
     bench = Bench(chatty)
-    found = refusal(lambda: bench.score(1, prompts, special=False))
+    found = refusal_of(lambda: bench.score(1, prompts, special=False))
     assert (found.code, found.param) == (code, param)
     assert param in found.message
     assert bench.batch.is_idle
@@ -528,15 +504,11 @@ def test_scores_beside_steered_texts_are_bitwise_those_without_steering(
 
 
 async def test_a_stream_of_scores_tells_lengths_in_the_order_of_the_prompts(
-    folder: Folder, llama: Checkpoint
+    engine: CheckpointEngine, folder: Folder, llama: Checkpoint
 ) -> None:
-    engine = await Launcher("CRITICAL", "json").launch()
-    try:
-        await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
-        stream = engine.run(asking.score(0, [m.Text(prompt) for prompt in PROMPTS], top=5))
-        started, *rest = [event async for event in stream]
-    finally:
-        await engine.stop()
+    await engine.load(lambda _: None, path=str(folder("llama")), **FIELDS)
+    stream = engine.run(asking.score(0, [m.Text(prompt) for prompt in PROMPTS], top=5))
+    started, *rest = [event async for event in stream]
     assert isinstance(started, m.Started)
     assert started.prompt_tokens == [len(llama.encode(p, special=True)) for p in PROMPTS]
     found = {event.choice: event for event in rest if isinstance(event, Scored)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from steerserve import messages as m
-from steerserve.engines.checkpoint.client import CheckpointEngine, Launcher
+from steerserve.engines.checkpoint.client import CheckpointEngine
 from steerserve.errors import Refusal
 from steerserve.rules.units import MIB
 from steerserve.worker import memory
@@ -272,18 +272,6 @@ PLACES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         {"config.json": {"trainer": {"dict_class": "AutoEncoder", "activation_dim": 16}}},
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Launcher:
-    return Launcher("CRITICAL", "json")
-
-
-@pytest.fixture
-async def engine(launcher: Launcher) -> AsyncIterator[CheckpointEngine]:
-    engine = await launcher.launch()
-    yield engine
-    await engine.stop()
 
 
 async def inspected(engine: CheckpointEngine, path: Path) -> Refusal | None:
