@@ -8,26 +8,11 @@ import torch
 from torch import Tensor
 
 from steerserve.messages import FeatureValues
-from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows import activations
-from tests.worker.rows.reference_streams import Reference, reference, save
-from tests.worker.running import (
-    Bench,
-    generated,
-    hooked,
-    open_checkpoint,
-    random_sae,
-    site_of,
-    words,
-)
+from tests.worker.rows.conftest import Pair
+from tests.worker.running import Bench, generated, hooked, random_sae, site_of, words
 
 TEXTS = [words(70), words(5)]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Reference]:
-    folder = save("llama", tmp_path_factory.mktemp("activations") / "llama")
-    return open_checkpoint(folder), reference("llama", folder)
 
 
 def dense(found: FeatureValues, size: int, d_sae: int) -> Tensor:
@@ -42,10 +27,10 @@ def dense(found: FeatureValues, size: int, d_sae: int) -> Tensor:
 
 
 def test_activations_are_those_of_every_attached_sae_at_every_counted_position(
-    pair: tuple[Checkpoint, Reference], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(activations, "STEP_VALUES", 1024)  # several steps for one text
-    model, library = pair
+    model, library = pair("llama")
     width = model.hidden_size
     saes = {"a@0": (random_sae(width, 64, seed=1), 0), "b@1": (random_sae(width, 32, seed=2), 1)}
     bench = Bench(model)
@@ -69,8 +54,8 @@ def test_activations_are_those_of_every_attached_sae_at_every_counted_position(
             assert (np.diff(order.astype(np.int64)) > 0).all()
 
 
-def test_a_pass_ends_at_the_last_site_that_is_read(pair: tuple[Checkpoint, Reference]) -> None:
-    model, _ = pair
+def test_a_pass_ends_at_the_last_site_that_is_read(pair: Pair) -> None:
+    model, _ = pair("llama")
     bench = Bench(model)
     passes: list[int] = []
     last = site_of(model, model.layers - 1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,31 +19,13 @@ from steerserve.worker.rows import tail
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import find
 from tests.refusals import refusal_of
-from tests.worker.rows.reference_streams import Reference, reference, save
-from tests.worker.running import Bench, generated, open_checkpoint, random_sae, words
+from tests.worker.rows.conftest import Pair
+from tests.worker.rows.reference_streams import Reference
+from tests.worker.running import Bench, generated, random_sae, words
 
 TEXT = words(40)
 KEY = "sae@0"
 TARGET, AGAINST = 7, 9
-
-Pair = Callable[[str], tuple[Checkpoint, Reference]]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A variant with random norms: as the engine loads it, and in float64."""
-    held: dict[str, tuple[Checkpoint, Reference]] = {}
-    root: Path = tmp_path_factory.mktemp("gradients")
-
-    def of(variant: str) -> tuple[Checkpoint, Reference]:
-        if variant not in held:
-            folder = save(variant, root / variant)
-            loaded = open_checkpoint(folder)
-            with torch.inference_mode(False):
-                held[variant] = loaded, reference(variant, folder)
-        return held[variant]
-
-    return of
 
 
 def asked(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,37 +14,20 @@ from steerserve.errors import Refusal
 from steerserve.messages import Attributed, LensRead, Overlay
 from steerserve.rules.saes import sites
 from steerserve.worker.batch import group as group_module
-from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows import lens as lens_module
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import find
 from tests.refusals import refusal_of
 from tests.worker.conftest import Loaded
 from tests.worker.models import VOCABULARY
-from tests.worker.rows.reference_streams import LAYERS_AND_NORM, Reference, reference, save
-from tests.worker.running import Bench, generated, open_checkpoint, random_sae, words
+from tests.worker.rows.conftest import Pair
+from tests.worker.rows.reference_streams import LAYERS_AND_NORM, Reference
+from tests.worker.running import Bench, generated, random_sae, words
 
 TEXT = words(60)
 KEY = "sae@0"
 LAST = "llama gpt2 gemma2 cohere granite phi opt mamba bloom falcon_h1 openai_gpt".split()
 ADDED = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out", "embed")
-
-Pair = Callable[[str], tuple[Checkpoint, Reference]]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """A variant with random norms: as the engine loads it, and in float64."""
-    held: dict[str, tuple[Checkpoint, Reference]] = {}
-    root: Path = tmp_path_factory.mktemp("norms")
-
-    def of(variant: str) -> tuple[Checkpoint, Reference]:
-        if variant not in held:
-            folder = save(variant, root / variant)
-            held[variant] = open_checkpoint(folder), reference(variant, folder)
-        return held[variant]
-
-    return of
 
 
 def looked(

@@ -19,22 +19,10 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.rows.lens_files import inspect, unembed_hash
 from tests.refusals import refusal_of
 from tests.worker.models import VOCABULARY
-from tests.worker.rows.reference_streams import Reference, reference, save
-from tests.worker.running import Bench, open_checkpoint, words
+from tests.worker.rows.conftest import Pair
+from tests.worker.running import Bench, words
 
 TEXT = words(40)
-Pair = tuple[Checkpoint, Reference]
-
-
-@pytest.fixture(scope="module", params=["llama", "gemma2"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    folder = save(request.param, tmp_path_factory.mktemp("lens") / request.param)
-    return open_checkpoint(folder), reference(request.param, folder)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return open_checkpoint(save("llama", tmp_path_factory.mktemp("llama") / "model"))
 
 
 def printed_hash(weight: Tensor) -> str:
@@ -98,8 +86,11 @@ def check(found: LensRead, number: int, expected: Tensor) -> None:
     torch.testing.assert_close(made, expected.softmax(-1), atol=3e-5, rtol=2e-3)
 
 
-def test_a_tuned_lens_maps_the_stream_before_a_block(pair: Pair, tmp_path: Path) -> None:
-    model, truth = pair
+@pytest.mark.parametrize("variant", ["llama", "gemma2"])
+def test_a_tuned_lens_maps_the_stream_before_a_block(
+    pair: Pair, tmp_path: Path, variant: str
+) -> None:
+    model, truth = pair(variant)
     path, maps = tuned(tmp_path / "lens", model)
     found = looked(model, path)
     streams, _ = truth.streams(model.encode(TEXT, special=True))
@@ -113,11 +104,12 @@ def test_a_tuned_lens_maps_the_stream_before_a_block(pair: Pair, tmp_path: Path)
         check(found, layer, truth.logits(stream))
 
 
+@pytest.mark.parametrize("variant", ["llama", "gemma2"])
 @pytest.mark.parametrize("form", ["dict", "stacked", "parameters"])
 def test_a_jacobian_lens_maps_the_stream_after_a_block(
-    pair: Pair, tmp_path: Path, form: str
+    pair: Pair, tmp_path: Path, form: str, variant: str
 ) -> None:
-    model, truth = pair
+    model, truth = pair(variant)
     maps = jacobians(model, list(range(model.layers - 1)))
     stored: Any = {"J": maps}
     if form == "stacked":

@@ -11,19 +11,14 @@ from steerserve.messages import Overlay, Places, StatesRead, Tokens
 from steerserve.rules.steering.positions import Span
 from steerserve.worker.model.checkpoint import Checkpoint
 from tests.refusals import refusal_of
-from tests.worker.rows.reference_streams import Reference, reference, save
-from tests.worker.running import Bench, open_checkpoint, random_sae, words
+from tests.worker.rows.conftest import Pair
+from tests.worker.rows.reference_streams import Reference
+from tests.worker.running import Bench, random_sae, words
 
 KEY = "sae@0"
 LAYERS = [1, 0]
 TEXTS = [words(40), words(5), words(90)]
 MEAN = Places("mean")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Reference]:
-    folder = save("llama", tmp_path_factory.mktemp("states") / "llama")
-    return open_checkpoint(folder), reference("llama", folder)
 
 
 def tensor(found: StatesRead) -> Tensor:
@@ -38,8 +33,8 @@ def read(bench: Bench, places: Places, prompts: list[str | Tokens]) -> list[Stat
     return [bench.states[1, choice] for choice in range(len(prompts))]
 
 
-def expected(pair: tuple[Checkpoint, Reference], ids: list[int], positions: list[int]) -> Tensor:
-    streams, _ = pair[1].streams(ids)
+def expected(library: Reference, ids: list[int], positions: list[int]) -> Tensor:
+    streams, _ = library.streams(ids)
     return torch.stack([streams[layer][positions].mean(0) for layer in LAYERS]).double()
 
 
@@ -48,10 +43,8 @@ def counted(model: Checkpoint, ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("how", ["mean", "last", "index", "all"])
-def test_states_are_those_of_the_stream_at_the_positions(
-    pair: tuple[Checkpoint, Reference], how: str
-) -> None:
-    model, _ = pair
+def test_states_are_those_of_the_stream_at_the_positions(pair: Pair, how: str) -> None:
+    model, library = pair("llama")
     places = {
         "mean": MEAN,
         "last": Places("last"),
@@ -69,31 +62,29 @@ def test_states_are_those_of_the_stream_at_the_positions(
             "all": list(range(len(ids))),
         }[how]
         assert one.positions == len(positions)
-        truth = expected(pair, ids, positions)
+        truth = expected(library, ids, positions)
         torch.testing.assert_close(tensor(one), truth, atol=1e-4, rtol=1e-4)
 
 
-def test_a_completion_is_the_content_of_the_last_message(
-    pair: tuple[Checkpoint, Reference],
-) -> None:
-    model, _ = pair
+def test_a_completion_is_the_content_of_the_last_message(pair: Pair) -> None:
+    model, library = pair("llama")
     ids = model.encode(TEXTS[0], special=True)
     spans = (Span("user", 1, 4), Span("assistant", 20, 33))
     (found,) = read(Bench(model), Places("completion"), [Tokens(ids, spans=spans)])
     assert found.positions == 13
-    truth = expected(pair, ids, list(range(20, 33)))
+    truth = expected(library, ids, list(range(20, 33)))
     torch.testing.assert_close(tensor(found), truth, atol=1e-4, rtol=1e-4)
 
 
-def test_states_beside_steered_rows_are_unsteered(pair: tuple[Checkpoint, Reference]) -> None:
-    model, _ = pair
+def test_states_beside_steered_rows_are_unsteered(pair: Pair) -> None:
+    model, library = pair("llama")
     bench = Bench(model)
     with bench.attached(KEY, random_sae(model.hidden_size)):
         bench.ask(2, words(20), plan=Overlay(None, {KEY: {3: 30.0}}), max_tokens=6)
         bench.step()
         (found,) = read(bench, MEAN, TEXTS[:1])
     ids = model.encode(TEXTS[0], special=True)
-    truth = expected(pair, ids, counted(model, ids))
+    truth = expected(library, ids, counted(model, ids))
     torch.testing.assert_close(tensor(found), truth, atol=1e-4, rtol=1e-4)
 
 
