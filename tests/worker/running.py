@@ -434,7 +434,6 @@ class Bench:
         texts: Sequence[Tokens],
         raw: RawReads,
         plan: Plan | None = None,
-        client: str = "",
     ) -> list[BatchRow]:
         """Add a request that reads raw activations of texts and writes nothing; its rows."""
         parts = asking.asked(raw=raw)
@@ -443,7 +442,7 @@ class Bench:
         rows = part_rows(command, self.model, self.context, self.steering)
         for row in rows:
             self.steering.prepare(row.steering)
-        self.batch.add(rows, is_seeded=False, client=client)
+        self.batch.add(rows, is_seeded=False)
         return rows
 
     @contextmanager

@@ -17,7 +17,6 @@ from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerFast
 
 from steerserve import messages as m
 from steerserve.engines.checkpoint.client import CheckpointEngine
-from steerserve.errors import Refusal
 from steerserve.messages import Embed, Embedded, Refused, Text, Tokens
 from steerserve.rules.steering.live import Live
 from steerserve.worker.batch import group as group_module
@@ -27,7 +26,7 @@ from steerserve.worker.batch.passes import Passes
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.encoder import Encoder
 from tests import asking
-from tests.refusals import refusal_of
+from tests.refusals import refusal_of, refused
 from tests.worker.models import CONTEXT
 from tests.worker.running import FIELDS, Bench, generated, random_sae, site_of, vector_of, words
 from tests.worker.saes import arrays, attaching, config_v6, write
@@ -271,18 +270,17 @@ def encoder_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return of
 
 
+def opened(folder: Path) -> Encoder:
+    return Encoder(folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def encoding(encoder_folder: Folder) -> Encoding:
     held: dict[str, Encoder] = {}
 
     def of(kind: str) -> Encoder:
         if kind not in held:
-            held[kind] = Encoder(
-                encoder_folder(kind),
-                quantization="FP16",
-                trust_remote_code=False,
-                report=lambda *_: None,
-            )
+            held[kind] = opened(encoder_folder(kind))
         return held[kind]
 
     return of
@@ -361,10 +359,7 @@ def test_the_limit_that_the_tokenizer_names_counts_where_it_is_lower(
     file = folder / "tokenizer_config.json"
     for named, expected in ((20, 20), (POSITIONS + 900, POSITIONS)):
         file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": named}))
-        model = Encoder(
-            folder, quantization="FP16", trust_remote_code=False, report=lambda *_: None
-        )
-        assert model.model_max_context == expected
+        assert opened(folder).model_max_context == expected
 
 
 def test_an_encoder_pools_in_as_many_passes_as_its_bound_needs(
@@ -417,12 +412,7 @@ def test_clients_take_turns_at_the_places_in_a_pass_of_an_encoder(
 @pytest.fixture
 def spoiled(encoder_folder: Folder) -> Encoder:
     """An encoder that gives NaN for texts with a `Q`."""
-    model = Encoder(
-        encoder_folder("bert"),
-        quantization="FP16",
-        trust_remote_code=False,
-        report=lambda *_: None,
-    )
+    model = opened(encoder_folder("bert"))
     (token,) = model.encode("Q", special=False)
     with torch.no_grad():
         model.model.get_input_embeddings().weight[token] = math.nan
@@ -531,9 +521,7 @@ async def test_an_engine_with_an_encoder_embeds_and_refuses_all_else_by_code(
     ]
     codes = []
     for call in refused_calls:
-        with pytest.raises(Refusal) as refused:
-            await call()
-        codes.append(refused.value.code)
+        codes.append((await refused(call())).code)
         started, found = await vectors(engine, texts)
         assert started.prompt_tokens == [len(model.encode(t, special=True)) for t in texts]
         for vector, text in zip(found, texts, strict=True):
@@ -547,6 +535,5 @@ async def test_an_encoder_at_a_quantization_that_cannot_be_applied_is_refused(
     engine: CheckpointEngine, encoder_folder: Folder
 ) -> None:
     fields = {**FIELDS, "quantization": "Q2"}
-    with pytest.raises(Refusal) as refused:
-        await engine.load(lambda _: None, path=str(encoder_folder("bert")), **fields)
-    assert refused.value.code == "UNSUPPORTED_QUANTIZATION"
+    load = engine.load(lambda _: None, path=str(encoder_folder("bert")), **fields)
+    assert (await refused(load)).code == "UNSUPPORTED_QUANTIZATION"

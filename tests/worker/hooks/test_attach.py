@@ -28,6 +28,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.process.commands import Commands
 from steerserve.worker.rows.steering import RowSteering
 from steerserve.worker.sae import formats
+from tests.refusals import refusal_of
 from tests.worker.running import Bench, random_sae, site_of, words
 from tests.worker.saes import arrays, config_v6, source, write
 
@@ -69,12 +70,6 @@ def attached(
 ) -> m.Attached:
     placed = m.PlacedSae(**{"key": KEY, "source": where, "layer": 1, **fields})
     return attach(placed, model, steering, room or SaeRoom())
-
-
-def refused_code(call: Callable[[], object]) -> tuple[str, dict[str, Any]]:
-    with pytest.raises(Refusal) as refused:
-        call()
-    return refused.value.code, refused.value.details
 
 
 @pytest.fixture
@@ -137,10 +132,9 @@ def test_another_width_is_refused_before_anything_is_read(
     llama: Checkpoint, steering: HookedSaes, tmp_path: Path
 ) -> None:
     before = hooks(llama)
-    code, details = refused_code(
-        lambda: attached(llama, steering, source(stored(tmp_path, d_in=24)))
-    )
-    assert (code, details) == ("SAE_INCOMPATIBLE", {"d_in": 24, "width": 32, "site": RESID_POST})
+    refusal = refusal_of(attached, llama, steering, source(stored(tmp_path, d_in=24)))
+    assert refusal.code == "SAE_INCOMPATIBLE"
+    assert refusal.details == {"d_in": 24, "width": 32, "site": RESID_POST}
     assert hooks(llama) == before
     assert steering.applied == {}
 
@@ -152,9 +146,9 @@ def test_a_kind_that_cannot_be_attached_says_why(
     claims = formats.inspect(source(stored(tmp_path)))
     told = msgspec.structs.replace(claims, reason="a transcoder reads one site and writes another")
     monkeypatch.setattr(formats, "inspect", lambda _: told)
-    with pytest.raises(Refusal, match="transcoder") as refused:
-        attached(llama, steering, source(tmp_path))
-    assert refused.value.code == "SAE_INCOMPATIBLE"
+    refusal = refusal_of(attached, llama, steering, source(tmp_path))
+    assert refusal.code == "SAE_INCOMPATIBLE"
+    assert "transcoder" in refusal.message
 
 
 @pytest.mark.usefixtures("unread")
@@ -163,8 +157,8 @@ def test_a_layer_that_is_not_there_is_refused(
     llama: Checkpoint, steering: HookedSaes, tmp_path: Path, layer: int
 ) -> None:
     where = source(stored(tmp_path))
-    code, _ = refused_code(lambda: attached(llama, steering, where, layer=layer))
-    assert code == "SAE_INCOMPATIBLE"
+    refusal = refusal_of(attached, llama, steering, where, layer=layer)
+    assert refusal.code == "SAE_INCOMPATIBLE"
 
 
 def test_an_unknown_hook_is_refused_until_the_operator_says_where(
@@ -172,8 +166,9 @@ def test_an_unknown_hook_is_refused_until_the_operator_says_where(
 ) -> None:
     metadata = {**HOOK, "hook_name": "somewhere.else"}
     path = stored(tmp_path, metadata=metadata)
-    code, details = refused_code(lambda: attached(llama, steering, source(path)))
-    assert (code, details) == ("SAE_INCOMPATIBLE", {"hook_name": "somewhere.else"})
+    refusal = refusal_of(attached, llama, steering, source(path))
+    assert refusal.code == "SAE_INCOMPATIBLE"
+    assert refusal.details == {"hook_name": "somewhere.else"}
     told = attached(llama, steering, source(path, site=RESID_POST))
     assert told.site == RESID_POST
 
@@ -245,11 +240,10 @@ def test_what_cannot_be_kept_as_asked_is_refused_before_anything_is_read(
     llama: Checkpoint, steering: HookedSaes, tmp_path: Path, limit: int, dtype: str | None
 ) -> None:
     where = source(stored(tmp_path))
-    code, details = refused_code(
-        lambda: attached(llama, steering, where, dtype=dtype, room=CheckedRoom(rule=at_most(limit)))
-    )
-    assert code == "INSUFFICIENT_MEMORY"
-    assert details["projected_mb"] == pytest.approx(
+    room = CheckedRoom(rule=at_most(limit))
+    refusal = refusal_of(attached, llama, steering, where, dtype=dtype, room=room)
+    assert refusal.code == "INSUFFICIENT_MEMORY"
+    assert refusal.details["projected_mb"] == pytest.approx(
         WHOLE // 2 if dtype == "float16" else WHOLE, rel=0.1
     )
     assert steering.applied == {}
@@ -262,10 +256,9 @@ def test_what_cannot_even_be_read_is_refused(
     where = source(stored(tmp_path))
     monkeypatch.setattr(memory, "free", lambda _: WHOLE // 2)
     narrow = CheckedRoom(rule=at_most(WHOLE))
-    code, details = refused_code(
-        lambda: attached(llama, steering, where, dtype="float16", room=narrow)
-    )
-    assert code == "INSUFFICIENT_MEMORY"
+    refusal = refusal_of(attached, llama, steering, where, dtype="float16", room=narrow)
+    assert refusal.code == "INSUFFICIENT_MEMORY"
+    details = refusal.details
     assert set(details) == FIGURES
     assert (details["device"], details["available_mb"]) == ("cpu", WHOLE // 2 // MIB)
 
@@ -285,8 +278,9 @@ def test_memory_that_runs_out_while_an_sae_is_read_is_told_with_figures(
     where = source(stored(tmp_path))
     monkeypatch.setattr(formats, "load", fail)
     room = SaeRoom(64, {torch.device("cpu"): 3 * MIB}, 2 * MIB)
-    code, details = refused_code(lambda: attached(llama, steering, where, room=room))
-    assert code == "INSUFFICIENT_MEMORY"
+    refusal = refusal_of(attached, llama, steering, where, room=room)
+    assert refusal.code == "INSUFFICIENT_MEMORY"
+    details = refusal.details
     assert set(details) == FIGURES
     assert (details["kv_reserve_mb"], details["kv_context_tokens"]) == (3, 64)
     assert (details["working_reserve_mb"], details["projected_mb"]) == (2, 2)
@@ -298,8 +292,8 @@ def test_weights_beyond_the_dtype_that_was_asked_for_are_refused(
     llama: Checkpoint, steering: HookedSaes, tmp_path: Path
 ) -> None:
     where = source(stored(tmp_path, scale=1e6))
-    code, _ = refused_code(lambda: attached(llama, steering, where, dtype="float16"))
-    assert code == "SAE_LOAD_FAILED"
+    refusal = refusal_of(attached, llama, steering, where, dtype="float16")
+    assert refusal.code == "SAE_LOAD_FAILED"
     assert steering.applied == {}
 
 
@@ -340,8 +334,7 @@ def test_an_encoder_moves_to_its_site_when_something_first_reads() -> None:
 def test_an_encoder_without_room_at_its_site_is_refused_and_stays_where_it_is() -> None:
     steering = elsewhere(at_most(1000))
     for read in (lambda: steering.sae(KEY), lambda: target_of(steering, KEY, None, 5)):
-        code, _ = refused_code(read)
-        assert code == "INSUFFICIENT_MEMORY"
+        assert refusal_of(read).code == "INSUFFICIENT_MEMORY"
     assert steering.held(KEY).W_enc.device.type == "cpu"
     # a few columns are moved without the rest
     target_of(steering, KEY, [3, 7], 5)
@@ -367,7 +360,7 @@ def test_an_sae_attached_where_one_is_takes_its_place(llama: Checkpoint) -> None
 
 
 def test_detaching_what_is_not_there_is_refused(llama: Checkpoint, steering: HookedSaes) -> None:
-    assert refused_code(lambda: steering.detach(KEY))[0] == "SAE_NOT_ATTACHED"
+    assert refusal_of(steering.detach, KEY).code == "SAE_NOT_ATTACHED"
 
 
 def test_a_check_that_fails_leaves_no_hook(

@@ -73,9 +73,7 @@ def looked(model: Checkpoint, path: str, layers: list[int] | None = None) -> Len
 
 
 def refused(model: Checkpoint, path: str, layers: list[int] | None = None) -> Refusal:
-    with pytest.raises(Refusal) as error:
-        Bench(model).lens(1, TEXT, layers, path=path)
-    return error.value
+    return refusal_of(Bench(model).lens, 1, TEXT, layers, path=path)
 
 
 def check(found: LensRead, number: int, expected: Tensor) -> None:
