@@ -231,7 +231,7 @@ def test_a_start_that_cannot_succeed_ends_in_one_sentence(
     assert "sentinel" not in sentence
 
 
-@pytest.mark.parametrize("name", IN_THE_LOG - {"bug"})
+@pytest.mark.parametrize("name", sorted(IN_THE_LOG - {"bug"}))
 def test_the_sentence_is_a_line_of_the_log_for_machines(
     ends: dict[str, tuple[int, str, str]], name: str
 ) -> None:
