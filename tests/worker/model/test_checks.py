@@ -11,6 +11,7 @@ from typing import Any
 import platformdirs
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -24,6 +25,7 @@ from steerserve.worker.model import (
     invariance,
     packing,
     step_times,
+    transformer,
     truth,
 )
 from steerserve.worker.model.checkpoint import Checkpoint
@@ -250,6 +252,22 @@ def test_where_no_pass_in_float32_can_be_made_a_model_serves_and_says_nothing_of
     assert model.exactness is None
     assert model.row_steps.are_batched
     assert next_logits(model, IDS).isfinite().all()
+
+
+def test_the_checks_leave_a_module_the_function_that_moves_values_to_its_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Accelerate gives such functions to the modules of a model on several devices."""
+    read = transformer._read
+
+    def read_with_hook(*args: Any, **options: Any) -> Any:
+        model, report = read(*args, **options)
+        add_hook_to_module(model.get_output_embeddings(), AlignDevicesHook("cpu"))
+        return model, report
+
+    monkeypatch.setattr(transformer, "_read", read_with_hook)
+    model = open_checkpoint(models.save("llama", tmp_path / "llama", dtype=torch.bfloat16))
+    assert "forward" in vars(model.model.get_output_embeddings())
 
 
 def test_a_load_warns_of_what_the_installed_libraries_compute_wrong_for_the_model(

@@ -5,7 +5,7 @@ decides how its rows are stepped."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -183,14 +183,12 @@ class Agreement:
             kept.append(inputs[0])
 
         head = self._model.model.get_output_embeddings()
-        hook = head.register_forward_pre_hook(keep, prepend=True)
-        if not has_logits:
-            vars(head)["forward"] = lambda hidden: hidden.new_zeros(*hidden.shape[:-1], 1)
-        try:
+        with ExitStack() as stack:
+            stack.callback(head.register_forward_pre_hook(keep, prepend=True).remove)
+            if not has_logits:
+                zeros = truth.standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1))
+                stack.enter_context(zeros)
             yield kept
-        finally:
-            hook.remove()
-            vars(head).pop("forward", None)
 
     def _compare(self, states: Mapping[int, Tensor]) -> Distance:
         """Compare last hidden states [hidden] by the places of their tokens. Returns their distance.

@@ -7,7 +7,7 @@ The question is whether they are as near to the truth: the same code, over the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -94,15 +94,24 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _multiplied_plainly(layer: nn.Linear, codes: Codes) -> Iterator[None]:
-    def forward(rows: Tensor) -> Tensor:
-        return functional.linear(rows, codes.plain().to(rows.device), layer.bias)
-
-    vars(layer)["forward"] = forward
+def standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """While open, the module has this function. Afterwards it has the one that it had, which moves values between
+    devices where the model has several."""
+    before = vars(module).get("forward")
+    vars(module)["forward"] = forward
     try:
         yield
     finally:
-        del vars(layer)["forward"]
+        vars(module).pop("forward")
+        if before is not None:
+            vars(module)["forward"] = before
+
+
+def _multiplied_plainly(layer: nn.Linear, codes: Codes) -> AbstractContextManager[None]:
+    def forward(rows: Tensor) -> Tensor:
+        return functional.linear(rows, codes.plain().to(rows.device), layer.bias)
+
+    return standing_in(layer, forward)
 
 
 class _Float32(TorchFunctionMode):

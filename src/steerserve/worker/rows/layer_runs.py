@@ -85,9 +85,9 @@ class LayerRuns:
         model, block = self._model, Block(start, end, Past(start))
         head = model.model.get_output_embeddings()
         with ExitStack() as stood:
-            stood.enter_context(standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1)))
+            stood.enter_context(truth.standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1)))
             for layer, kind in zip(self.layers, self._kinds, strict=True):
-                stood.enter_context(standing_in(layer, _recording(block, kind)))
+                stood.enter_context(truth.standing_in(layer, _recording(block, kind)))
             positions = torch.arange(start, end, device=model.device)[None]
             model.model(
                 input_ids=torch.tensor([ids[start:end]], device=model.device),
@@ -130,7 +130,7 @@ class WideLayer:
             stack.enter_context(own_code(self._layer))
             stack.enter_context(truth.in_float32(self._layer))
             for one, weight in self._weights:
-                stack.enter_context(standing_in(one, _product(one, weight)))
+                stack.enter_context(truth.standing_in(one, _product(one, weight)))
             yield
 
 
@@ -166,19 +166,6 @@ def joined(pairs: Sequence[Pair]) -> Pair | None:
     return keys, values
 
 
-@contextmanager
-def standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """While open, the module has this function."""
-    before = vars(module).get("forward")
-    vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        vars(module).pop("forward")
-        if before is not None:
-            vars(module)["forward"] = before
-
-
 def _recording(block: Block, kind: type) -> Callable[..., Any]:
     """A layer that does nothing, and notes what it is given."""
 
@@ -201,7 +188,10 @@ def _layer_kinds(model: Checkpoint, layers: Sequence[nn.Module]) -> list[type]:
     try:
         tokens = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         head = model.model.get_output_embeddings()
-        with own_code(model.model), standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1)):
+        with (
+            own_code(model.model),
+            truth.standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1)),
+        ):
             model.model(input_ids=tokens, use_cache=False)
     finally:
         for hook in hooks:

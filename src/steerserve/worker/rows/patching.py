@@ -31,7 +31,7 @@ from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.comparing import OTHER_FORM
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.rows.goals import NOT_FINITE, PartedReading
-from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, WideLayer, joined, standing_in
+from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, WideLayer, joined
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.sites import AtSite, Change, Moved, Replaced, Site, find
 
@@ -573,7 +573,7 @@ def _at_the_end(mlp: nn.Module) -> AbstractContextManager[None]:
         every = torch.cat([torch.zeros_like(hidden[:, 1:]), last], 1)
         return (every, *others) if isinstance(out, tuple) else every
 
-    return standing_in(mlp, forward)
+    return truth.standing_in(mlp, forward)
 
 
 def _copy_to(parts: list[Tensor]) -> AtSite:

@@ -29,7 +29,6 @@ from steerserve.worker.rows.layer_runs import (
     dense_weight,
     is_packed,
     joined,
-    standing_in,
 )
 from steerserve.worker.sae.sites import Site
 
@@ -305,7 +304,7 @@ def _in_float32(module: nn.Module, *, has_gradient: bool) -> Iterator[None]:
         stack.enter_context(own_code(module))
         for layer in module.modules():
             if is_packed(layer):
-                stack.enter_context(standing_in(layer, _product(layer)))
+                stack.enter_context(truth.standing_in(layer, _product(layer)))
         stack.enter_context(truth.Differentiable())
         yield
 
