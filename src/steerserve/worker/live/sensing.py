@@ -112,7 +112,8 @@ class Sensing(LiveReader):
         Raises:
             Refusal: as `make_arming`; the arming before stays.
         """
-        subjects: list[ArmedSubject] = [*([] if cluster is None else [cluster]), *circuits]
+        subjects: list[ArmedSubject] = [] if cluster is None else [cluster]
+        subjects += circuits
         arming = make_arming(next(self._numbers), subjects, saes)
         self._reader = None if arming is None else ArmingReader(self, arming)
         self._saes = saes
