@@ -80,7 +80,9 @@ def test_openapi_describes_every_route_without_starting_anything(tmp_path: Path)
 
 def test_a_command_that_needs_the_service_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(name='uvicorn')")
-    ran = run_command("serve", PYTHONPATH=":".join([str(tmp_path), *sys.path]))
+    ran = run_command(
+        "serve", STEERSERVE_HOME=str(tmp_path), PYTHONPATH=":".join([str(tmp_path), *sys.path])
+    )
     assert ran.returncode == 2
     assert 'pip install "steerserve[serve]"' in ran.stderr
 

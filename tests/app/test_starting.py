@@ -236,6 +236,7 @@ def test_the_sentence_is_a_line_of_the_log_for_machines(
     ends: dict[str, tuple[int, str, str]], name: str
 ) -> None:
     code, _, logged = ends[f"{name} json"]
+    assert code == CANNOT[name][1]
     line = json.loads(logged)
     assert (line["event"], line["level"], line["exit_code"]) == ("cannot_start", "error", code)
     for word in CANNOT[name][2]:

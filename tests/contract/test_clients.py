@@ -31,6 +31,7 @@ def test_each_call_of_a_client_works_or_is_refused_as_the_page_says(
         env=os.environ | contract.environment(f"{steered.url}/v1", tmp_path, reference="null"),
         capture_output=True,
         text=True,
+        timeout=contract.CLIENT_SECONDS,
     )
     told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     problems = [call["problem"] for call in told if call.get("problem")]

@@ -61,7 +61,9 @@ def test_a_profile_and_edits_are_tried_before_the_first_request(shared: Running)
     try:
         for named in ("calm", made["id"]):
             assert steering.named_profile(shared.url, named) == "calm"
-        with pytest.raises(WrongArgument, match=r"^profile: no profile is named 'clam'; .*calm$"):
+        with pytest.raises(
+            WrongArgument, match=r"^profile: no profile has the id or the name 'clam'; .*calm$"
+        ):
             steering.named_profile(shared.url, "clam")
     finally:
         shared.data("DELETE", f"/api/profiles/{made['id']}")

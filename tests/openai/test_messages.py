@@ -42,6 +42,8 @@ CASES: list[tuple[str, str, Any, tuple[str, ...]]] = [
     ("GET", f"/v1/models/{MODEL[1:]}", None, (NEAREST,)),
     ("POST", f"/api/models/{MODEL}/load", None, ("plain digits", "GET /api/models")),
     # fields
+    ("POST", CHAT, text(), ("messages: is required", "/v1/completions")),
+    ("POST", TEXT, chat(), ("prompt: is required", "/v1/chat/completions")),
     (
         "POST",
         TEXT,

@@ -201,6 +201,7 @@ CircuitRecords = list[CircuitRecord]
 ClaimedLayers = list[ClaimedLayer]
 BreakerStatuses = list[BreakerStatus]
 ProfileRecords = list[ProfileRecord]
+Names = list[str]
 NAMES_SHOWN = 20
 """How many names a refusal lists at most."""
 
@@ -441,8 +442,10 @@ class Saes(Noun[Mode]):
             wait: whether the answer waits for the download.
             progress: whether a bar shows the download meanwhile.
         """
-        place = "local_path" if is_path(repo_or_path or "") else "repository_id"
-        where = drop_none(**{place: repo_or_path}, file_path=file_path)
+        where = drop_none(file_path=file_path)
+        if repo_or_path is not None:
+            place = "local_path" if is_path(repo_or_path) else "repository_id"
+            where[place] = repo_or_path
         retries = self._runner.retries
         call = Call("POST", "/api/saes/download", body=where | fields)
         registered = data((yield from answered(call, retries)), RegisteredSae)
@@ -679,7 +682,7 @@ def form_call(
     fields: Mapping[str, object],
 ) -> Call:
     """A request whose form has a file of this machine, and the one beside it."""
-    paths = {field: Path(path) for field, path in drop_none(file=file, metadata=metadata).items()}
+    paths = {"file": Path(file)} | ({} if metadata is None else {"metadata": Path(metadata)})
     files = {field: (path.name, path.read_bytes()) for field, path in paths.items()}
     texts = {field: str(value) for field, value in drop_none(**fields).items()}
     return Call("POST", path, body={"name": name} | texts, files=files)
@@ -1003,7 +1006,12 @@ class Profiles(Noun[Mode]):
     @composed
     def every(self) -> Steps[ProfileList]:
         """All saved profiles, in as many requests as their pages need."""
-        return (yield from self._every())
+        found: ProfileRecords = []
+        while True:
+            page = yield from self._page(len(found))
+            found += page.profiles
+            if not page.profiles or len(found) >= page.total:
+                return ProfileList(found, page.total, page.active_profile_id)
 
     @composed
     def find(self, name: str) -> Steps[ProfileRecord]:
@@ -1012,23 +1020,19 @@ class Profiles(Noun[Mode]):
         Raises:
             ServiceError: PROFILE_NOT_FOUND; the message names saved profiles.
         """
-        profiles = (yield from self._every()).profiles
-        for one in profiles:
-            if name in (one.id, one.name):
-                return one
-        known = ", ".join(one.name for one in profiles[:NAMES_SHOWN]) or "none"
-        raise fault(
-            "PROFILE_NOT_FOUND", f"no profile is named {name!r}; saved: {known}", param="profile"
-        )
+        names: Names = []
+        while (page := (yield from self._page(len(names)))).profiles:
+            for one in page.profiles:
+                if name in (one.id, one.name):
+                    return one
+            names += [one.name for one in page.profiles]
+        known = ", ".join(names[:NAMES_SHOWN]) or "none"
+        why = f"no profile has the id or the name {name!r}; saved: {known}"
+        raise fault("PROFILE_NOT_FOUND", why, param="profile")
 
-    def _every(self) -> Steps[ProfileList]:
-        found: ProfileRecords = []
-        while True:
-            call = Call("GET", "/api/profiles", query={"offset": len(found)})
-            page = data((yield from answered(call, self._runner.retries)), ProfileList)
-            found += page.profiles
-            if not page.profiles or len(found) >= page.total:
-                return ProfileList(found, page.total, page.active_profile_id)
+    def _page(self, offset: int) -> Steps[ProfileList]:
+        call = Call("GET", "/api/profiles", query={"offset": offset})
+        return data((yield from answered(call, self._runner.retries)), ProfileList)
 
     @route("GET", "/api/profiles/active")
     def active(self) -> ProfileRecord | None: ...

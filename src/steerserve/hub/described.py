@@ -7,9 +7,13 @@ import msgspec
 from steerserve.rules.models.repository import RepoFile, check_paths
 
 ARCHITECTURES = 8
+"""The most names of architectures that are kept of a configuration."""
 NAME_CHARACTERS = 255
+"""The most characters of the name of an architecture."""
 TEXT_CHARACTERS = 200
+"""The most characters of any other text that is kept."""
 TEXTS_MAXIMUM = 200
+"""The most texts of a list, and the most counts, that are kept."""
 
 
 class Repository(msgspec.Struct, frozen=True, kw_only=True, tag="described"):

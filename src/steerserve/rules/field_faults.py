@@ -126,18 +126,18 @@ def spoken(fault: str) -> str:
     return place + fault[:1].lower() + fault[1:].replace("`", "'")
 
 
-def refuse_value(place: Sequence[str], why: str, message: str = "", **details: Any) -> Refusal:
+def refuse_value(place: Sequence[str], why: str, message: str = "", /, **details: Any) -> Refusal:
     """VALIDATION_ERROR for the value at a place, as `["body", "name"]`. The message is `why` where none is given."""
     errors = [{"loc": [*place], "msg": why}]
     return Refusal("VALIDATION_ERROR", message or why, **details, errors=errors)
 
 
-def refuse_field(field: str, why: str, **details: Any) -> Refusal:
+def refuse_field(field: str, why: str, /, **details: Any) -> Refusal:
     """VALIDATION_ERROR for a field of a body."""
     return refuse_value(["body", field], why, f"{field}: {why}", **details)
 
 
-def refuse_parameter(param: str, why: str, **details: Any) -> Refusal:
+def refuse_parameter(param: str, why: str, /, **details: Any) -> Refusal:
     """INVALID_PARAMETER for the value of a parameter, or for the value at a place, as `input[0]`."""
     return Refusal("INVALID_PARAMETER", f"{param}: {why}", param=param, **details)
 

@@ -22,7 +22,8 @@ def sae_names(incomplete: str) -> list[str]:
 
 
 def profile_names(incomplete: str) -> list[str]:
-    return _begun(incomplete, lambda client: [one.name for one in client.profiles.every().profiles])
+    # one page, because a shell does not wait for more
+    return _begun(incomplete, lambda client: [one.name for one in client.profiles.list()])
 
 
 def _begun(incomplete: str, ask: Callable[[Client], Iterable[str | None]]) -> list[str]:

@@ -27,11 +27,13 @@ Call = Callable[[], object]
 
 
 @contextmanager
-def raises(kind: type[Exception], says: str) -> Iterator[None]:
-    """The block raises an error of the client, whose text or code says so."""
+def raises(kind: type[Exception], says: str, *, param: str | None = None) -> Iterator[None]:
+    """The block raises an error of the client, whose text or code says so, and which names this parameter."""
     try:
         yield
     except kind as error:
+        if param is not None and error.param != param:
+            raise
         if says not in f"{getattr(error, 'code', '')} {error}":
             raise
     else:

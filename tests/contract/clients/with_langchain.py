@@ -79,6 +79,7 @@ def embed() -> None:
     one, other = embeddings.embed_documents(["The sea", "A mountain path"])
     assert len(one) == len(other) > 1
     assert one != other
+    assert embeddings.embed_query("The sea") == one
 
 
 @calls.refused(

@@ -38,8 +38,10 @@ def chat() -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 12
     assert str(answer.system_fingerprint).startswith("service:")
-    with raises(openai.NotFoundError, "model_not_found"):
+    with raises(openai.NotFoundError, "model_not_found", param="model"):
         chats.create(model="nobody", messages=messages)
+    with raises(openai.BadRequestError, "temperature", param="temperature"):
+        chats.create(model=MODEL, messages=messages, temperature=3)
     with raises(openai.BadRequestError, "context_length_exceeded"):
         chats.create(model=MODEL, messages=messages, max_tokens=5000)
 
@@ -99,6 +101,8 @@ def complete() -> None:
 def embed() -> None:
     texts = ["The sea", "A mountain path"]
     default = client.embeddings.create(model=MODEL, input=texts)
+    raw = client.embeddings.with_raw_response.create(model=MODEL, input=texts)
+    assert b'"encoding_format":"base64"' in raw.http_request.content
     plain = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
     assert [one.index for one in default.data] == [0, 1]
     assert [one.embedding for one in default.data] == [one.embedding for one in plain.data]
@@ -116,13 +120,20 @@ def models() -> None:
 
 @calls.works("extensions in `extra_body`")
 def extensions() -> None:
-    asked = {"return_sae_activations": {"top_k": 1}, "steering_intensity": 0.5}
+    feature = {"index": 90, "value": 52.5}
+    asked = {
+        "sae_steering": {"features": [feature]},
+        "steering_intensity": 0.5,
+        "return_sae_activations": {"features": [90], "positions": "last"},
+    }
     ask = {"model": MODEL, "messages": messages, "max_tokens": 2}
     raw = chats.with_raw_response.create(**ask, extra_body=asked)
     assert "X-Service-Ignored-Fields" not in raw.headers
+    assert raw.headers["X-Service-Steering-Intensity"] == "0.5"
     answer = raw.parse()
     assert answer.model_extra is not None
-    assert answer.model_extra["service"]["sae_activations"]["positions"]
+    (last,) = answer.model_extra["service"]["sae_activations"]["positions"]
+    assert [one["index"] for one in last["features"]] == [90]
 
 
 @calls.works("`user`, `store`, `metadata` and the like, which change nothing")
@@ -140,7 +151,13 @@ def unused() -> None:
         parallel_tool_calls=False,
         top_p=0.9,
     )
-    assert "user" in raw.headers["X-Service-Ignored-Fields"]
+    assert set(raw.headers["X-Service-Ignored-Fields"].split(", ")) == {
+        "user",
+        "metadata",
+        "reasoning_effort",
+        "service_tier",
+        "parallel_tool_calls",
+    }
     assert raw.headers["X-Service-Seed"] == "3;scope=request"
     strict = {"X-Service-Strict": "true"}
     with raises(openai.BadRequestError, "unused_fields_refused"):
@@ -200,6 +217,14 @@ def async_responses() -> None:
             same = await asyncio.gather(*(chats.create(**short) for _ in range(24)))
             texts = {one.choices[0].message.content for one in (final, *same)}
             assert len(texts) == 1
+            shaped, vectors = await asyncio.gather(
+                chats.parse(model=MODEL, messages=messages, response_format=Weather),
+                client.embeddings.create(model=MODEL, input=STORY),
+            )
+            assert isinstance(shaped.choices[0].message.parsed, Weather)
+            assert len(vectors.data[0].embedding) > 1
+            with raises(openai.NotFoundError, "model_not_found"):
+                await chats.create(model="nobody", messages=messages)
 
     asyncio.run(ask())
 
@@ -240,7 +265,8 @@ def batches() -> None:
     while again.status not in OVER:
         again = client.batches.retrieve(again.id)
     assert again.status == "cancelled"
-    assert client.files.delete(file.id).deleted
+    for one in (file.id, again.input_file_id):
+        assert client.files.delete(one).deleted
 
 
 @calls.works("the same with `AsyncOpenAI`")
@@ -266,8 +292,12 @@ def async_batches() -> None:
                 completion_window="24h",
             )
             assert again.id in [one.id async for one in client.batches.list(limit=1)]
-            assert (await client.batches.cancel(again.id)).status == "cancelling"
-            assert (await client.files.delete(file.id)).deleted
+            again = await client.batches.cancel(again.id)
+            assert again.status == "cancelling"
+            while again.status not in OVER:
+                again = await client.batches.retrieve(again.id)
+            for one in (file.id, again.input_file_id):
+                assert (await client.files.delete(one)).deleted
 
     asyncio.run(ask())
 

@@ -478,6 +478,15 @@ def half(unattached: Running, demo_saes: list[str]) -> Running:
     return unattached
 
 
+def test_the_layer_of_a_slice_is_released_with_its_cluster(half: Running) -> None:
+    activated(half, imported(half))
+    cluster_id = half.data("GET", "/api/clusters")["active_cluster_id"]
+    half.data("DELETE", f"/api/clusters/{cluster_id}")
+    assert (
+        half.data("GET", "/api/circuits/active") == half.data("GET", "/api/circuits/claims") == []
+    )
+
+
 def test_a_circuit_with_a_missing_sae_serves_one_layer_by_a_cluster(half: Running) -> None:
     circuit_id = imported(half)
     answer = activated(half, circuit_id)

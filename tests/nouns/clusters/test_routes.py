@@ -456,6 +456,17 @@ def steered_by(live: Running, **fields: Any) -> str | None:
     return answer.headers.get("x-service-steering-state")
 
 
+def test_the_dial_of_a_stored_cluster_has_the_range_that_it_declares(empty: Running) -> None:
+    imported(empty, WEATHER, "?activate=true")
+    before = values(empty)
+    body = {"model": demo.MODEL_NAME, "messages": [{"role": "user", "content": "Hi"}]}
+    for fields in ({"profile": "weather words"}, {}):
+        asked = body | fields | {"max_tokens": 1, "steering_intensity": "min"}
+        answer = empty.post("/v1/chat/completions", asked)
+        assert answer.headers["x-service-steering-intensity"] == "0.4"
+    assert values(empty) == before
+
+
 def scaled(strength: float) -> dict[str, Any]:
     """The steering of WEATHER at an intensity, as a request brings it itself."""
     features = [{"index": int(i), "value": value * strength} for i, value in AT_ONE.items()]

@@ -10,7 +10,7 @@ import socketio
 
 from steerserve import demo
 from tests.conftest import Start
-from tests.resident import crash
+from tests.resident import crash, engine_of
 from tests.service import Running, add_sae, load_demo
 
 BASE = "/api/monitoring"
@@ -120,6 +120,7 @@ def test_configuring_answers_the_state_and_is_told_where_the_sae_is_shown(
 @pytest.mark.shows("monitoring.3", "limits.2")
 def test_a_feature_outside_the_sae_is_refused_by_name(monitored: Running) -> None:
     details = {"feature_idx": D_SAE, "d_sae": D_SAE}
+    before, armed = monitored.data("GET", BASE), engine_of(monitored).state.monitored
     for refused in (
         monitored.error("POST", f"{BASE}/configure", {"features": [0, D_SAE]}),
         monitored.error("GET", f"{BASE}/statistics?features=1,{D_SAE}"),
@@ -127,6 +128,8 @@ def test_a_feature_outside_the_sae_is_refused_by_name(monitored: Running) -> Non
         monitored.error("GET", f"{BASE}/contexts?feature={D_SAE}"),
     ):
         assert refused == (400, "INVALID_FEATURE_INDEX", details)
+    assert monitored.data("GET", BASE) == before
+    assert engine_of(monitored).state.monitored == armed
 
 
 @pytest.mark.shows("monitoring.3", "monitoring.9", "limits.8")

@@ -10,6 +10,7 @@ import pytest
 import socketio
 
 from steerserve import demo
+from tests.resident import engine_of
 from tests.service import JSON, Running, add_sae
 
 STEERING = "/api/saes/steering"
@@ -167,13 +168,14 @@ def test_setting_enables_disabling_keeps_removing_the_last_disables(steered: Run
 
 @pytest.mark.shows("envelope.5", "states.11", "steering.5", "steering.11", "steering-errors.6")
 def test_a_bad_index_in_a_batch_changes_nothing(steered: Running) -> None:
-    before = set_one(steered, 5, 3)
+    before, held = set_one(steered, 5, 3), engine_of(steered).state.steering
     status, code, details = steered.error(
         "POST", f"{STEERING}/batch", {"steering": {"1": 1, str(D_SAE): 2}}
     )
     assert (status, code) == (400, "INVALID_FEATURE_INDEX")
     assert details == {"feature_idx": D_SAE, "d_sae": D_SAE}
     assert steered.data("GET", STEERING) == before
+    assert engine_of(steered).state.steering == held
 
 
 @pytest.mark.shows("steering-state.3", "steering.11", "limits.2", "steering-errors.6")

@@ -217,6 +217,20 @@ def residuals(model: Checkpoint, text: str) -> list[Tensor]:
     return [value[0] for value in found]
 
 
+def test_the_tuple_and_the_tensor_output_are_both_covered(loaded: Loaded) -> None:
+    kinds = {}
+    for variant in ("llama", "falcon"):
+        model = loaded(variant)
+        seen: list[type] = []
+        handle = site_of(model).module.register_forward_hook(
+            lambda _, __, output, seen=seen: seen.append(type(output))
+        )
+        model.model(input_ids=torch.tensor([[5, 6]]))
+        handle.remove()
+        kinds[variant] = seen[0]
+    assert kinds == {"llama": Tensor, "falcon": tuple}
+
+
 def test_each_row_of_a_pass_gets_its_own_delta(llama: Checkpoint) -> None:
     before: list[Tensor] = []
     after: list[Tensor] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -269,8 +271,15 @@ def test_a_cancelled_sweep_leaves_the_batch_and_others_their_text(opened: Open) 
     beside = bench.ask(2, words(20), max_tokens=12)
     for _ in range(4):
         bench.step()
-    assert bench.live_rows(1)
-    bench.batch.cancel(1)
+    (row,) = bench.live_rows(1)
+    goal = weakref.ref(row.goal)
+    del row
+    gc.disable()
+    try:
+        bench.batch.cancel(1)
+        assert goal() is None, "the states of the sweep are kept until a collection of garbage"
+    finally:
+        gc.enable()
     assert not bench.live_rows(1)
     bench.run()
     assert beside.text == text.text

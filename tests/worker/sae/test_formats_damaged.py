@@ -41,9 +41,13 @@ def test_numbers_that_are_not_finite_are_refused_by_name(
 ) -> None:
     p = disk.arrays(kind)
     p[part].flat[7] = value
-    refusal = refused(disk.saelens(tmp_path, kind, p=p).source())
-    assert refusal.code == "SAE_LOAD_FAILED"
-    assert part in refusal.message
+    written = [disk.saelens(tmp_path / "a", kind, p=p)]
+    if kind == "jumprelu":
+        written.append(disk.gemma_scope(tmp_path / "b", p=p))
+    for one in written:
+        refusal = refused(one.source())
+        assert refusal.code == "SAE_LOAD_FAILED"
+        assert part in refusal.message
 
 
 @pytest.mark.parametrize(("kind", "part"), MISSHAPEN)
@@ -53,12 +57,18 @@ def test_a_misshapen_or_missing_tensor_is_refused_by_name(
 ) -> None:
     p = disk.arrays(kind)
     wrong = p | {part: np.zeros(MISSHAPEN[kind, part], np.float32)}
-    misshapen = disk.saelens(tmp_path / "a", kind, p=wrong, d_in=D_IN, d_sae=D_SAE)
-    assert refused(misshapen.source(), read).code == "SAE_LOAD_FAILED"
     without = {name: array for name, array in p.items() if name != part}
-    missing = disk.saelens(tmp_path / "b", kind, p=without, d_in=D_IN, d_sae=D_SAE)
-    # what is inspected may lack a threshold, which can be given
-    assert part in refused(missing.source(), formats.load if part == "threshold" else read).message
+    misshapen = [disk.saelens(tmp_path / "a", kind, p=wrong, d_in=D_IN, d_sae=D_SAE)]
+    missing = [disk.saelens(tmp_path / "b", kind, p=without, d_in=D_IN, d_sae=D_SAE)]
+    if kind == "jumprelu":
+        misshapen.append(disk.gemma_scope(tmp_path / "c", p=wrong))
+        missing.append(disk.gemma_scope(tmp_path / "d", p=without))
+    for one in misshapen:
+        assert refused(one.source(), read).code == "SAE_LOAD_FAILED"
+    for one in missing:
+        # what is inspected may lack a threshold, which can be given
+        reading = formats.load if part == "threshold" else read
+        assert part in refused(one.source(), reading).message
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool])

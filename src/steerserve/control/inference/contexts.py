@@ -272,11 +272,15 @@ async def parts_of(cuts: AsyncIterator[Cut], count: int) -> AsyncIterator[list[C
         yield part
 
 
-def report_tokens(
+def token_reporter(
     report: Report, asked: AskedTexts, part: Sequence[Cut], before: int, *, share: float = 1.0
 ) -> Callable[[int], None]:
-    """Reports how many tokens are read, from the number of contexts of a part that are read. `before` were read before
-    it, and the reading is this share of the job."""
+    """Makes what reports the progress of a part. It is called with the number of contexts of the part that are read.
+
+    Args:
+        before: the tokens of the parts before.
+        share: the share of the job that the reading takes.
+    """
     sizes = [cut.size for cut in part]
 
     def report_read(count: int) -> None:

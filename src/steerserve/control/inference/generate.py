@@ -165,7 +165,7 @@ class Generation:
             profile = await self._named(asked.steering)
             asked = replace(
                 asked,
-                steering=await _with_edits(asked.steering, self._edit_parts.with_vectors),
+                steering=await _change_edits(asked.steering, self._edit_parts.with_vectors),
                 parts={
                     name: await parts()[name].resolve(one, look)
                     for name, one in asked.parts.items()
@@ -201,7 +201,7 @@ class Generation:
 
         steering = asked.steering
         if steering is not None:
-            steering = await _with_edits(steering, read)
+            steering = await _change_edits(steering, read)
         if profile is not None and profile.edits is not None:
             edits = replace(profile.edits, own=await read(profile.edits.own))
             profile = replace(profile, edits=edits)
@@ -299,7 +299,7 @@ class Generation:
             timing.ended()
 
 
-async def _with_edits(
+async def _change_edits(
     steering: AskedSteering, change: Callable[[RequestSteering], Awaitable[RequestSteering]]
 ) -> AskedSteering:
     """The steering with its own edits, and those of its sweep, after a change."""

@@ -57,7 +57,7 @@ async def plan(
     cards: Sequence[Card],
     free_host_mb: Callable[[], int] | None = None,
 ) -> Fit:
-    """Place a model in the memory that is free now on these cards, or on the host without cards.
+    """Place a model in the memory that is free now on these cards; on the host where there are none.
 
     `returns_mb` has the MiB that come back by device (`cuda:N` or `cpu`) when the resident model is unloaded; see
     `returned`.

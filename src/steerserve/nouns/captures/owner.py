@@ -28,7 +28,7 @@ from steerserve.control.inference.contexts import (
     Texts,
     TextSources,
     parts_of,
-    report_tokens,
+    token_reporter,
 )
 from steerserve.control.inference.planning import state_of
 from steerserve.control.inference.texts import (
@@ -43,7 +43,7 @@ from steerserve.control.residency.conductor import Conductor
 from steerserve.control.residency.resident import Attachment, Resident, check_held
 from steerserve.control.steering.interventions import EditParts, facts_of
 from steerserve.control.threads import Threads
-from steerserve.database.catalog import Clock
+from steerserve.database.catalog import Clock, ModelRow
 from steerserve.database.room import DocumentRoom
 from steerserve.errors import Refusal
 from steerserve.files import captures as files
@@ -135,10 +135,12 @@ class CaptureRequest(AskedTexts):
 @dataclass(frozen=True, slots=True)
 class _Begun:
     """A capture on the resident model: what is read there, how it is steered, the attached SAEs that its edits use, and
-    the digest of the steering, which is None where nothing is edited."""
+    the digest of the steering, which is None where nothing is edited. `row` is the record of the model when the capture
+    began: the resident model gets another record while it serves, once its files are read."""
 
     asked: CaptureRequest
     resident: Resident
+    row: ModelRow
     reads: RawReads
     plan: m.Plan
     used: Sequence[Attachment]
@@ -287,7 +289,7 @@ class Captures:
         """Raises:
         Refusal: as `start`.
         """
-        attached = list(resident.attachments.values())
+        row, attached = resident.row, list(resident.attachments.values())
         model = facts_of(resident, {})
         sites = place_sites(asked.sites, model, "sites")
         tensors: set[str] = set()
@@ -308,7 +310,7 @@ class Captures:
         )
         is_located = bool(asked.positions.roles)
         if asked.steering is None:
-            return _Begun(asked, resident, reads, m.Suppressed(), [], is_located, None)
+            return _Begun(asked, resident, row, reads, m.Suppressed(), [], is_located, None)
         own = await self._parts.with_vectors(asked.steering)
         own = await self._parts.with_sources(own, resident, KIND)
         model = facts_of(resident, await self._parts.largest(own, attached))
@@ -320,7 +322,7 @@ class Captures:
         used = [one for one in attached if one.key in keys]
         is_located |= any(edit.positions.roles for edit in edits)
         state = state_of(resident, values, edits, modifiers=own.modifiers)
-        return _Begun(asked, resident, reads, plan, used, is_located, state)
+        return _Begun(asked, resident, row, reads, plan, used, is_located, state)
 
     async def _sites(self, begun: _Begun) -> list[StoredSite]:
         """The sites, as the engine has them. It reads one token, so that what the model does not have is refused before
@@ -373,7 +375,7 @@ class Captures:
         Raises:
             Refusal: CAPTURE_ALREADY_EXISTS, INSUFFICIENT_DISK.
         """
-        asked, row = begun.asked, begun.resident.row
+        asked, row = begun.asked, begun.row
         every = await self._threads.run(self._folders.all)
         found = next((one for one in every if one.name == asked.name), None)
         if found is not None:
@@ -399,7 +401,7 @@ class Captures:
         Raises:
             Refusal: CAPTURE_ALREADY_EXISTS.
         """
-        row, job = begun.resident.row, self._reading.get(found.id)
+        row, job = begun.row, self._reading.get(found.id)
         if found.finished_at is not None:
             raise _taken(found)
         if job is not None and not job.over.is_set():
@@ -463,7 +465,7 @@ class Captures:
                     ),
                     of_pieces(ACTIVATIONS_RAW),
                     check=lambda: check_held(begun.resident, begun.used),
-                    told=report_tokens(report, asked, part, writer.capture.tokens),
+                    told=token_reporter(report, asked, part, writer.capture.tokens),
                     is_gentle=True,
                     at_once=max(1, min(TEXTS_AT_ONCE, PART_BYTES // size)),
                 )

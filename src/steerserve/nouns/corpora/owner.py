@@ -20,7 +20,7 @@ from steerserve.control.inference.contexts import (
     Texts,
     TextSources,
     parts_of,
-    report_tokens,
+    token_reporter,
 )
 from steerserve.control.inference.texts import NamedText, TextReader, of_kind
 from steerserve.control.jobs import Job, Jobs, Report
@@ -348,7 +348,7 @@ class Corpora:
                     m.Request(goal=goal, prompts=(), client=KIND),
                     of_kind(m.ActivationsRead),
                     check=lambda: check_held(resident, saes),
-                    told=report_tokens(report, asked, part, done.tokens, share=READ_SHARE),
+                    told=token_reporter(report, asked, part, done.tokens, share=READ_SHARE),
                     is_gentle=True,
                 )
                 after = part[-1].after

@@ -197,7 +197,7 @@ class PostedProbe(ProbeBody, PostedFile):
 def router(kinds: BothKinds, examples_of: ExamplesOf, tokens_of: TokensOf) -> APIRouter:
     routes = APIRouter()
     routes.routes += _vectors(kinds.vectors).routes
-    routes.routes += _explored(kinds.vectors, examples_of, tokens_of).routes
+    routes.routes += _model_views(kinds.vectors, examples_of, tokens_of).routes
     routes.routes += _probes(kinds.probes).routes
     return routes
 
@@ -244,7 +244,7 @@ def _vectors(vectors: Vectors) -> APIRouter:
     return routes
 
 
-def _explored(vectors: Vectors, examples_of: ExamplesOf, tokens_of: TokensOf) -> APIRouter:
+def _model_views(vectors: Vectors, examples_of: ExamplesOf, tokens_of: TokensOf) -> APIRouter:
     """What the loaded model and its SAEs say of vectors."""
     routes = APIRouter(prefix="/api/vectors", tags=["vectors"])
 

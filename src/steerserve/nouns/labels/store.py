@@ -55,10 +55,10 @@ class Labels:
             Refusal: INSUFFICIENT_DISK; SAE_NOT_FOUND, also if the SAE is removed while the labels are written.
         """
         await self._room.check_disk(sum(map(len, filter(None, labels.values()))))
-        its_labels = feature_labels.c.sae_id == sae_id
+        is_of_sae = feature_labels.c.sae_id == sae_id
         async with self._writing(sae_id) as connection:
             if replace:
-                await connection.execute(delete(feature_labels).where(its_labels))
+                await connection.execute(delete(feature_labels).where(is_of_sae))
             await _write(connection, sae_id, labels, are_new=replace)
 
     async def put_over(
@@ -137,7 +137,7 @@ class Labels:
 async def _write(
     connection: AsyncConnection, sae_id: str, labels: Mapping[int, str], *, are_new: bool
 ) -> None:
-    """Write labels in place of those of the same features, of which there are none if they `are_new`.
+    """Write labels, and delete earlier labels of the same features first. With `are_new` there are no earlier labels.
 
     Raises:
         Refusal: SAE_NOT_FOUND.

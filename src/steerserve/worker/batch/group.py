@@ -132,6 +132,7 @@ class Group:
         for row in self.all_rows():
             if row.request == request:
                 self._leave(row)
+                row.goal.close()
         if self.is_empty:
             self.cache.release()
 

@@ -69,8 +69,8 @@ Report = Callable[[str, float], None]
 
 
 class LoadOptions(TypedDict):
-    """How a checkpoint is loaded. `devices` are as `device_map` has them. `report` is told each stage, and its part of
-    the load in per cent."""
+    """How a checkpoint is loaded. `devices`: none for the usual device, one for the whole model, or the device of each
+    decoder layer. `report` is told each stage, and its part of the load in per cent."""
 
     quantization: str
     trust_remote_code: bool

@@ -95,8 +95,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """While open, the module has this function. Afterwards it has the one that it had, which moves values between
-    devices where the model has several."""
+    """While open, `forward` of the module is this function. Afterwards the module has its own `forward` again, or the
+    one that accelerate gave it to move values between devices."""
     before = vars(module).get("forward")
     vars(module)["forward"] = forward
     try:

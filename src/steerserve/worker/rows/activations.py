@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from steerserve.messages import ActivationsRead, FeatureValues, Refused
-from steerserve.worker.rows.goals import PartedReading
+from steerserve.worker.rows.goals import StateReading
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.canonical import Sae
 from steerserve.worker.sae.sites import Site
@@ -17,7 +17,7 @@ STEP_VALUES = 1 << 20
 """The most features times positions that are encoded in one step."""
 
 
-class ActivationReading(PartedReading):
+class ActivationReading(StateReading):
     """Encodes the values at these `positions` of the prompt with each of `saes`, which read `sites`, some positions in
     each step. The encoder of each SAE is on the device of its site."""
 
@@ -29,6 +29,9 @@ class ActivationReading(PartedReading):
         self._positions = positions
         self._starts = [0] * len(sites)
         self._values: list[list[Tensor]] = [[] for _ in sites]
+        self._found: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._read: list[FeatureValues] = []
+        self._done = 0
 
     def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         start = self._starts[number]
@@ -43,31 +46,32 @@ class ActivationReading(PartedReading):
 
         return take_in
 
-    def work_in_parts(self, row: BatchRow) -> Generator[None, None, ActivationsRead | Refused]:
+    def work(self, row: BatchRow) -> ActivationsRead | Refused | None:
+        number = len(self._read)
         if not self._positions:
             return ActivationsRead(
                 row.request, row.choice, 0, [FeatureValues() for _ in self.sites]
             )
-        read: list[FeatureValues] = []
-        for number, sae in enumerate(self._saes):
-            parts, self._values[number] = self._values[number], []
-            values = parts[0] if len(parts) == 1 else torch.cat(parts)
-            found: list[tuple[Tensor, Tensor, Tensor]] = []
-            size = max(1, STEP_VALUES // sae.d_sae)
-            for first in range(0, len(values), size):
-                if read or found:
-                    yield
-                encoded = sae.encode(values[first : first + size])
-                if not bool(torch.isfinite(encoded).all()):
-                    why = "the model produced NaN or infinite states"
-                    return row.refused("NON_FINITE_LOGITS", why)
-                places, features = encoded.nonzero(as_tuple=True)
-                found.append((features, places + first, encoded[places, features]))
-            read.append(self._packed(found))
-        return ActivationsRead(row.request, row.choice, len(self._positions), read)
+        if len(self._values[number]) > 1:
+            self._values[number] = [torch.cat(self._values[number])]
+        sae, (values,) = self._saes[number], self._values[number]
+        size = max(1, STEP_VALUES // sae.d_sae)
+        encoded = sae.encode(values[self._done : self._done + size])
+        if not bool(torch.isfinite(encoded).all()):
+            return row.refused("NON_FINITE_LOGITS", "the model produced NaN or infinite states")
+        places, features = encoded.nonzero(as_tuple=True)
+        self._found.append((features, places + self._done, encoded[places, features]))
+        self._done += size
+        if self._done < len(values):
+            return None
+        self._read.append(self._packed())
+        self._values[number], self._found, self._done = [], [], 0
+        if len(self._read) < len(self.sites):
+            return None
+        return ActivationsRead(row.request, row.choice, len(self._positions), self._read)
 
-    def _packed(self, found: Sequence[tuple[Tensor, Tensor, Tensor]]) -> FeatureValues:
-        features, places, values = (torch.cat(part) for part in zip(*found, strict=True))
+    def _packed(self) -> FeatureValues:
+        features, places, values = (torch.cat(part) for part in zip(*self._found, strict=True))
         # the places rise, and stay in their order within a feature
         order = features.sort(stable=True).indices
         unique, counts = features[order].unique_consecutive(return_counts=True)

@@ -99,6 +99,9 @@ class RowGoal:
         """
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Give up what the work holds: the row was dropped before its end."""
+
     def keep_logits(self, logits: Tensor) -> None:
         """Take the logits [vocabulary] after the prompt, where the goal works."""
 
@@ -417,9 +420,7 @@ class StateReading(RowGoal, ABC):
 class PartedReading(StateReading, ABC):
     """Reads states, and works on them in parts."""
 
-    def __init__(self, sites: Sequence[Site]) -> None:
-        super().__init__(sites)
-        self._work: Generator[None, None, Outcome | Refused] | None = None
+    _work: Generator[None, None, Outcome | Refused] | None = None
 
     def work(self, row: BatchRow) -> Outcome | Refused | None:
         if self._work is None:
@@ -430,6 +431,12 @@ class PartedReading(StateReading, ABC):
             outcome: Outcome | Refused = ended.value
             return outcome
         return None
+
+    def close(self) -> None:
+        if self._work is not None:
+            # the generator and its goal have each other, and what the work holds would stay until they are collected
+            self._work.close()
+            self._work = None
 
     @abstractmethod
     def work_in_parts(self, row: BatchRow) -> Generator[None, None, Outcome | Refused]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from steerserve.errors import Refusal
 from steerserve.messages import LensLayer, LensRead, LensToken, Refused
 from steerserve.worker.model.unembedding import Unembedding
-from steerserve.worker.rows.goals import NOT_FINITE, PartedReading
+from steerserve.worker.rows.goals import NOT_FINITE, StateReading
 from steerserve.worker.rows.lens_files import TrainedLens
 from steerserve.worker.rows.rows import BatchRow
 from steerserve.worker.sae.sites import Site
@@ -25,7 +25,7 @@ TOLERANCE = 0.02
 logits less their mean. In bfloat16 it is about 0.005."""
 
 
-class Lens(PartedReading):
+class Lens(StateReading):
     """Reads the stream after each of `layers`, as `trained` maps it where there is a trained lens. `sites` has the
     sites of these layers, and then the site of the last layer, at which the unembedding is compared with the model's
     own logits."""
@@ -49,37 +49,44 @@ class Lens(PartedReading):
         self._text_of = text_of
         self._parts: list[list[Tensor]] = [[] for _ in layers]
         self._last: Tensor | None = None
+        self._read: list[list[list[LensToken]]] = []
 
     def copied(self, number: int, value: Tensor) -> Callable[[], None]:
         if number == len(self._layers):
             return partial(setattr, self, "_last", value[-1:].clone())
         return partial(self._parts[number].append, value.clone())
 
-    def work_in_parts(self, row: BatchRow) -> Generator[None, None, LensRead | Refused]:
-        """Read the layers one after the other, some positions in each part.
+    def work(self, row: BatchRow) -> LensRead | Refused | None:
+        """Read some positions of one layer.
 
         Raises:
             Refusal: SAE_INCOMPATIBLE as `check_unembedding`, INVALID_LENS as `TrainedLens.translated`.
         """
-        assert self._last is not None
-        assert self.logits is not None
-        check_unembedding(self._unembedding, self._last, self.logits)
+        if not self._read:
+            assert self._last is not None
+            assert self.logits is not None
+            check_unembedding(self._unembedding, self._last, self.logits)
+            self._read.append([])
+        number, found = len(self._read) - 1, self._read[-1]
+        if len(self._parts[number]) > 1:
+            self._parts[number] = [torch.cat(self._parts[number])]
+        (stream,) = self._parts[number]
         size = max(1, STEP_LOGITS // self._unembedding.vocabulary)
-        layers: list[LensLayer] = []
-        for number, layer in enumerate(self._layers):
-            parts, self._parts[number] = self._parts[number], []
-            stream = parts[0] if len(parts) == 1 else torch.cat(parts)
-            found: list[list[LensToken]] = []
-            for some in stream.split(size):
-                if layers or found:
-                    yield
-                read = some if self._trained is None else self._trained.translated(layer, some)
-                logits = self._unembedding.logits(read)
-                if not bool((logits < torch.inf).all()):  # NaN compares false
-                    return row.refused(*NOT_FINITE)
-                found.extend(self._listed(logits))
-            layers.append(LensLayer(layer, found))
+        some = stream[len(found) : len(found) + size]
+        if self._trained is not None:
+            some = self._trained.translated(self._layers[number], some)
+        logits = self._unembedding.logits(some)
+        if not bool((logits < torch.inf).all()):  # NaN compares false
+            return row.refused(*NOT_FINITE)
+        found.extend(self._listed(logits))
+        if len(found) < len(row.prompt):
+            return None
+        self._parts[number] = []
+        if len(self._read) < len(self._layers):
+            self._read.append([])
+            return None
         tokens = [(token, self._text_of(token)) for token in row.prompt]
+        layers = [LensLayer(*read) for read in zip(self._layers, self._read, strict=True)]
         kind = "logit" if self._trained is None else self._trained.kind
         return LensRead(row.request, row.choice, tokens, layers, kind)
 
