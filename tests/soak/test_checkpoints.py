@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines import damaged
-from tests.service import Running, add_model, running
+from tests.service import Running, running
 from tests.soak import watching
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]
@@ -26,9 +26,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(live: Running, folder: Path) -> str | None:
-    """The code with which a load is refused; None when the model is loaded."""
-    number = add_model(live, folder, folder.name)
-    error = live.http.post(f"/api/models/{number}/load?wait=true", timeout=120).json()["error"]
+    """The code with which a folder or its load is refused; None when the model is loaded."""
+    body = {"source": "local", "local_path": str(folder), "custom_name": folder.name}
+    added = live.http.post("/api/models", json=body).json()
+    if added["error"]:
+        return str(added["error"]["code"])
+    path = f"/api/models/{added['data']['id']}/load?wait=true"
+    error = live.http.post(path, timeout=120).json()["error"]
     return str(error["code"]) if error else None
 
 
@@ -38,6 +42,7 @@ def test_a_hostile_checkpoint_is_refused_and_the_next_one_is_served(
 ) -> None:
     hostile = damaged.copy(sound, tmp_path / name.replace(" ", "_"), damaged.UNLOADABLE[name])
     assert load(live, hostile) in (
+        "INVALID_LOCAL_PATH",
         "MODEL_LOAD_FAILED",
         "INSUFFICIENT_MEMORY",
         "UNSUPPORTED_QUANTIZATION",
