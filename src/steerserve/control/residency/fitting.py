@@ -57,7 +57,7 @@ async def plan(
     cards: Sequence[Card],
     free_host_mb: Callable[[], int] | None = None,
 ) -> Fit:
-    """Place a model in the memory that is free now on these cards; on the host where there are none.
+    """Place a model in the memory that is free now: on these GPUs, or on the host where the list is empty.
 
     `returns_mb` has the MiB that come back by device (`cuda:N` or `cpu`) when the resident model is unloaded; see
     `returned`.
@@ -80,7 +80,7 @@ async def placed(
     devices: Sequence[Device],
     settings: Settings,
 ) -> Fit:
-    """Place a model on these devices, which are the given cards, or the memory of a host without cards.
+    """Place a model on these devices, which are the given GPUs, or the memory of a host without a GPU.
 
     Raises:
         Refusal: UNSUPPORTED_QUANTIZATION, INSUFFICIENT_MEMORY, SPLIT_NOT_HONOURED.
@@ -102,7 +102,7 @@ async def placed(
 
 
 async def cards_now(read_cards: ReadCards, patience: float = PATIENCE) -> list[Card]:
-    """All cards of the machine, read now.
+    """All GPUs of the machine, read now.
 
     Raises:
         Refusal: MODEL_LOAD_FAILED when the driver fails or does not answer in time.
@@ -171,7 +171,7 @@ def _widened(stored: str | None, held: Held) -> str:
 
 
 def machine(cards: Sequence[Card]) -> Machine:
-    """The precisions that these cards and the installed packages can run."""
+    """The precisions that these GPUs and the installed packages can run."""
     capabilities = [card.capability for card in cards]
     known = [capability for capability in capabilities if capability is not None]
     return Machine(
@@ -194,7 +194,7 @@ def estimate(parameters: int, quantization: str) -> int:
 
 def estimated_memory_mb(weights: Weights, quantization: str) -> int:
     """MiB of memory for a checkpoint on this machine, from the weights that it stores. Q2 of a plain checkpoint counts
-    as Q4. A tensor library that is built for cards counts as a card."""
+    as Q4. A tensor library that is built for GPUs counts as a GPU."""
     has_card = built_for_cards()
     asked = "Q4" if quantization == "Q2" else quantization
     # an estimate refuses nothing; the load names the packages that are missing
@@ -218,7 +218,7 @@ def returned(
 ) -> dict[str, int]:
     """The MiB by device that come back when an engine and the processes it started end. Blocks for milliseconds.
 
-    For a card, the figure is what the driver reports for these processes. If the driver does not tell, the figure is
+    For a GPU, the figure is what the driver reports for these processes. If the driver does not tell, the figure is
     what the engine measured at its load, else what the `placement` of the resident model planned. On the host, only the
     private memory of the processes counts, because the pages of a mapped checkpoint are available already.
     """
@@ -237,7 +237,7 @@ def returned(
 
 
 def device(card: Card, context_mb: int, returns_mb: Mapping[str, int]) -> Device:
-    """A card as a place for weights. Its free memory includes what an unload gives back, and is at most its whole
+    """A GPU as a place for weights. Its free memory includes what an unload gives back, and is at most its whole
     memory."""
     label = f"cuda:{card.torch_index}"
     free = min(card.total_mb, card.free_mb + returns_mb.get(label, 0))
@@ -252,7 +252,7 @@ def host(free_host_mb: Callable[[], int] | None, returns_mb: Mapping[str, int]) 
 
 
 def built_for_cards() -> bool:
-    """Whether the tensor library is built for cards. Its version says so; the library itself is never imported here."""
+    """Whether the tensor library is built for GPUs. Its version says so; the library itself is never imported here."""
     version = package_version("torch")
     return version is not None and not version.endswith("+cpu")
 

@@ -33,7 +33,7 @@ def plan(
     known: Sequence[Card],
     free_host_mb: Callable[[], int] | None = None,
 ) -> PlacementPlan:
-    """Place a model on the cards that its engine sees, or on the host if the engine sees none. `known` are the cards
+    """Place a model on the GPUs that its engine sees, or on the host if the engine sees none. `known` are the GPUs
     that the driver knows.
 
     Raises:

@@ -253,7 +253,7 @@ def lens_rows(
             without tokens, for a layer that the trained lens lacks, and where the answer would be too large;
             LENS_MISMATCH.
     """
-    ids = _read(_prompts(request)[0], model, context)
+    ids = _ids_of_only_text(_prompts(request)[0], model, context)
     last = model.layers - 1
     trained = None
     if file is not None:
@@ -303,7 +303,7 @@ def attribution_rows(
             where the values of the SAE are not a part of the stream after the last layer; INVALID_PARAMETER for a text
             without tokens, a position outside it, or a token outside the vocabulary.
     """
-    ids = _read(_prompts(request)[0], model, context)
+    ids = _ids_of_only_text(_prompts(request)[0], model, context)
     if not -len(ids) <= goal.position < len(ids):
         raise Refusal(
             "INVALID_PARAMETER",
@@ -459,7 +459,7 @@ def part_rows(
     prompts = _prompts(request)
     for index, prompt in enumerate(prompts):
         with NamedPrompt(prompts, index, "text") as where:
-            ids = _read_ids(prompt, model, context)
+            ids = _ids_of_text(prompt, model, context)
             row = BatchRow(request.id, index, ids, request.plan, PartReading(), where=where)
             row.steering = _steering(row, prompt, model)
             row.parts = _parts(request, row, model, saes)
@@ -480,8 +480,8 @@ def patch_rows(
         Refusal: CONTEXT_LENGTH_EXCEEDED; SAE_INCOMPATIBLE for a site that a layer does not have; INVALID_PARAMETER for
             a text without tokens.
     """
-    base = _read(_prompts(request)[0], model, context)
-    _read(m.Tokens(goal.source), model, context)
+    base = _ids_of_only_text(_prompts(request)[0], model, context)
+    _ids_of_only_text(m.Tokens(goal.source), model, context)
     patching = Patching(model, base, goal, unembedding)
     return [BatchRow(request.id, 0, base, m.Suppressed(), patching)]
 
@@ -496,28 +496,28 @@ def _unsteered_rows(
     """One unsteered row per prompt, whose texts are named by `field` in refusals.
 
     Raises:
-        Refusal: as `_read_ids`, and as `make_goal`.
+        Refusal: as `_ids_of_text`, and as `make_goal`.
     """
     rows = []
     prompts = _prompts(request)
     for index, prompt in enumerate(prompts):
         with NamedPrompt(prompts, index, field) as where:
-            ids, goal = _read_ids(prompt, model, context), make_goal(prompt)
+            ids, goal = _ids_of_text(prompt, model, context), make_goal(prompt)
         rows.append(BatchRow(request.id, index, ids, m.Suppressed(), goal, where=where))
     return rows
 
 
-def _read(prompt: m.Tokens, model: Checkpoint, context: int) -> list[int]:
+def _ids_of_only_text(prompt: m.Tokens, model: Checkpoint, context: int) -> list[int]:
     """The tokens of the one text of a request.
 
     Raises:
-        Refusal: as `_read_ids`.
+        Refusal: as `_ids_of_text`.
     """
     with NamedPrompt([prompt], 0, "text"):
-        return _read_ids(prompt, model, context)
+        return _ids_of_text(prompt, model, context)
 
 
-def _read_ids(prompt: m.Tokens, model: Checkpoint | Encoder, context: int) -> list[int]:
+def _ids_of_text(prompt: m.Tokens, model: Checkpoint | Encoder, context: int) -> list[int]:
     """The tokens of a text that is only read.
 
     Raises:

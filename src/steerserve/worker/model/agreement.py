@@ -19,6 +19,7 @@ from steerserve.worker import memory
 from steerserve.worker.model import plain, truth
 from steerserve.worker.model.comparing import own_code
 from steerserve.worker.model.kv import CacheSlot
+from steerserve.worker.model.layers import replaced_forward
 from steerserve.worker.model.plain import Memory, PlainPasses
 from steerserve.worker.model.transformer import described_error
 
@@ -186,7 +187,7 @@ class Agreement:
         with ExitStack() as stack:
             stack.callback(head.register_forward_pre_hook(keep, prepend=True).remove)
             if not has_logits:
-                zeros = truth.standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1))
+                zeros = replaced_forward(head, lambda x: x.new_zeros(*x.shape[:-1], 1))
                 stack.enter_context(zeros)
             yield kept
 

@@ -1,6 +1,10 @@
-"""Finds the list of decoder layers in a model."""
+"""Finds the list of decoder layers in a model, and replaces what a module computes for a while."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -39,3 +43,17 @@ def decoder_layers(model: nn.Module, layers: int) -> tuple[str, nn.ModuleList]:
             "SAE_INCOMPATIBLE", f"no list of {layers} decoder layers was found in the model"
         )
     return shallowest[0]
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """While open, `forward` of the module is this function. Afterwards the module has its own `forward` again, or the
+    one that accelerate gave it to move values between devices."""
+    before = vars(module).get("forward")
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        vars(module).pop("forward")
+        if before is not None:
+            vars(module)["forward"] = before

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from steerserve.rules.models.nearness import ROUNDING, Distance, distance_of
 from steerserve.worker.model.coded import Codes, is_library_layer
+from steerserve.worker.model.layers import replaced_forward
 
 POSITIONS = 300
 """The tokens over which a whole model is compared."""
@@ -93,25 +94,11 @@ def in_float32(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def standing_in(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """While open, `forward` of the module is this function. Afterwards the module has its own `forward` again, or the
-    one that accelerate gave it to move values between devices."""
-    before = vars(module).get("forward")
-    vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        vars(module).pop("forward")
-        if before is not None:
-            vars(module)["forward"] = before
-
-
 def _multiplied_plainly(layer: nn.Linear, codes: Codes) -> AbstractContextManager[None]:
     def forward(rows: Tensor) -> Tensor:
         return functional.linear(rows, codes.plain().to(rows.device), layer.bias)
 
-    return standing_in(layer, forward)
+    return replaced_forward(layer, forward)
 
 
 class _Float32(TorchFunctionMode):

@@ -15,7 +15,7 @@ from steerserve.worker.model import truth
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.coded import Codes, is_library_layer
 from steerserve.worker.model.comparing import own_code
-from steerserve.worker.model.layers import decoder_layers
+from steerserve.worker.model.layers import decoder_layers, replaced_forward
 from steerserve.worker.model.packing import PackedConv1D, PackedLinear
 
 Pair = tuple[Tensor, Tensor]
@@ -85,9 +85,9 @@ class LayerRuns:
         model, block = self._model, Block(start, end, Past(start))
         head = model.model.get_output_embeddings()
         with ExitStack() as stood:
-            stood.enter_context(truth.standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1)))
+            stood.enter_context(replaced_forward(head, lambda x: x.new_zeros(*x.shape[:-1], 1)))
             for layer, kind in zip(self.layers, self._kinds, strict=True):
-                stood.enter_context(truth.standing_in(layer, _recording(block, kind)))
+                stood.enter_context(replaced_forward(layer, _recording(block, kind)))
             positions = torch.arange(start, end, device=model.device)[None]
             model.model(
                 input_ids=torch.tensor([ids[start:end]], device=model.device),
@@ -130,7 +130,7 @@ class WideLayer:
             stack.enter_context(own_code(self._layer))
             stack.enter_context(truth.in_float32(self._layer))
             for one, weight in self._weights:
-                stack.enter_context(truth.standing_in(one, _product(one, weight)))
+                stack.enter_context(replaced_forward(one, _product(one, weight)))
             yield
 
 
@@ -190,7 +190,7 @@ def _layer_kinds(model: Checkpoint, layers: Sequence[nn.Module]) -> list[type]:
         head = model.model.get_output_embeddings()
         with (
             own_code(model.model),
-            truth.standing_in(head, lambda x: x.new_zeros(*x.shape[:-1], 1)),
+            replaced_forward(head, lambda x: x.new_zeros(*x.shape[:-1], 1)),
         ):
             model.model(input_ids=tokens, use_cache=False)
     finally:

@@ -29,6 +29,7 @@ from steerserve.worker import memory
 from steerserve.worker.model import plain, truth
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.comparing import OTHER_FORM
+from steerserve.worker.model.layers import replaced_forward
 from steerserve.worker.model.unembedding import Unembedding
 from steerserve.worker.rows.goals import NOT_FINITE, PartedReading
 from steerserve.worker.rows.layer_runs import Block, LayerRuns, Pair, WideLayer, joined
@@ -573,7 +574,7 @@ def _at_the_end(mlp: nn.Module) -> AbstractContextManager[None]:
         every = torch.cat([torch.zeros_like(hidden[:, 1:]), last], 1)
         return (every, *others) if isinstance(out, tuple) else every
 
-    return truth.standing_in(mlp, forward)
+    return replaced_forward(mlp, forward)
 
 
 def _copy_to(parts: list[Tensor]) -> AtSite:

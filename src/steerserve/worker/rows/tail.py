@@ -21,6 +21,7 @@ from steerserve.worker import memory
 from steerserve.worker.model import truth
 from steerserve.worker.model.checkpoint import Checkpoint
 from steerserve.worker.model.comparing import own_code
+from steerserve.worker.model.layers import replaced_forward
 from steerserve.worker.model.unembedding import LogitDifference
 from steerserve.worker.rows.layer_runs import (
     Block,
@@ -304,7 +305,7 @@ def _in_float32(module: nn.Module, *, has_gradient: bool) -> Iterator[None]:
         stack.enter_context(own_code(module))
         for layer in module.modules():
             if is_packed(layer):
-                stack.enter_context(truth.standing_in(layer, _product(layer)))
+                stack.enter_context(replaced_forward(layer, _product(layer)))
         stack.enter_context(truth.Differentiable())
         yield
 
